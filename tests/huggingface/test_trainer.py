@@ -192,3 +192,6 @@ def test_what_cannot_be_is_said(tmp_path, monkeypatch):
         InputError, match=r"DeepSpeed builds its optimizer from flattened parameters.*param_groups"
     ):
         trainer_optimizer(args, 10)
+    args.deepspeed, args.fsdp = None, True
+    with pytest.raises(InputError, match=r"the Trainer shards the model after .*fully_shard\(model\), then"):
+        trainer_optimizer(args, 10)

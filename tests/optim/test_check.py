@@ -8,6 +8,7 @@ import torch
 from torch import nn, optim
 
 from fasterqk.errors import InputError
+from fasterqk.labels.slices import as_label
 from fasterqk.optim import Ramp, check_circuits, describe, make_optimizer, param_groups
 from fasterqk.optim._check import rate
 
@@ -51,9 +52,8 @@ def test_stock_optimizers_are_checked_too(net, label, monkeypatch):
     model = net(separate=True)
     monkeypatch.setattr("fasterqk.optim._check.find_circuits", label)
     optimizer = optim.AdamW(param_groups(model, lr=1e-3, qk_ratio=6, circuits=label(model)))
-    assert measured(check_circuits(model, optimizer, model.inputs, loss_of(model)))["qk"] == pytest.approx(
-        6, rel=1e-2
-    )
+    by_role = measured(check_circuits(model, optimizer, model.inputs, loss_of(model)))
+    assert by_role["q"] == pytest.approx(6, rel=1e-2) == by_role["k"]
     with pytest.raises(InputError, match="are not in this model"):
         check_circuits(net(separate=True), optimizer, model.inputs, loss_of(model))
 
@@ -200,3 +200,34 @@ def test_several_and_changing_rates(net, label, train):
 def test_any_optimizer_by_group(net):
     model = net()
     assert describe(optim.SGD(model.parameters(), lr=0.1)) == "group 0 1.3k parameters (12 tensors) lr 0.1"
+
+
+# --- Optimizers that were made elsewhere ---
+
+
+def test_an_audit_of_any_optimizer(net, label):
+    """Effective rates by role, and what is trained not at all, or twice."""
+    model = net(separate=True)
+    names = dict(model.named_parameters())
+    fast = [names[name] for name in names if name.split(".")[-1][0] in "qk"]
+    left_out = names["head.bias"]
+    slow = [p for p in names.values() if all(p is not other for other in (*fast, left_out))]
+    model.idle = nn.Parameter(torch.ones(3))
+    groups = [{"params": [model.idle], "lr": 0.0}, {"params": slow}, {"params": fast, "lr": 0.05}]
+    optimizer = torch.optim.SGD(groups, lr=0.01)
+    optimizer.param_groups[2]["params"].append(names["norm.weight"])
+    roles = label_patterns(net(separate=True), label) | {"idle": "rest"}
+    result = check_circuits(model, optimizer, (model.inputs,), lambda out: out.square().mean(), roles)
+    promised = {row.circuit: (row.promised, row.ok) for row in result.rows}
+    assert promised["q"] == promised["k"] == (5, True) and promised["v"] == promised["o"] == (1, True)
+    assert result.audit == (
+        "1 trainable parameters are in no group: head.bias",
+        "1 parameters are in several groups: norm.weight",
+        "3 parameters did not move: idle, layers.*.k_bias",  # the softmax does not see a key bias
+    )
+    assert all(line in str(result) for line in result.audit)
+
+
+def label_patterns(model, label):
+    names = dict.fromkeys(part.parameter for part in label(model))
+    return {name: as_label(part for part in label(model) if part.parameter == name) for name in names}

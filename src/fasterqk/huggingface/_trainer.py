@@ -41,7 +41,7 @@ def trainer_optimizer(
         The pair that ``optimizer_cls_and_kwargs`` expects.
 
     Raises:
-        InputError: ``args`` name DeepSpeed, or an optimizer that is not a plain torch optimizer.
+        InputError: ``args`` name DeepSpeed, FSDP, or an optimizer that is not a plain torch optimizer.
     """
     _settings_of(args)  # raises now if they are wrong
     return CircuitOptimizer, {"args": args, "qk_ratio": qk_ratio, **settings}
@@ -52,8 +52,13 @@ def _settings_of(args: TrainingArguments) -> dict[str, Any]:
     if args.deepspeed:
         raise InputError(
             "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be "
-            "separated; train with DDP, Accelerate or FSDP2 instead, or, where queries, keys and values are "
+            "separated; train with DDP instead, or, where queries, keys and values are "
             "separate weights, pass Trainer(optimizers=(AdamW(fasterqk.param_groups(model, ...)), None))"
+        )
+    if args.fsdp:
+        raise InputError(
+            "the Trainer shards the model after it has made the optimizer, whose circuits are then lost; "
+            "train with DDP, or in a loop of your own: fully_shard(model), then make_optimizer(model, ...)"
         )
     optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args)
     plain = isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)

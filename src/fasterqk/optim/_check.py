@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from torch import nn
 
 import fasterqk
 from fasterqk.errors import InputError
-from fasterqk.labels.find import Labels, find_circuits
+from fasterqk.labels.find import Labels, find_circuits, stack_names
 from fasterqk.labels.slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
 from fasterqk.optim._fused import COPYING
-from fasterqk.optim._groups import Group, Settings
+from fasterqk.optim._groups import ROLES, Group, Settings, with_outer_roles
 from fasterqk.optim._sharded import is_sharded, local_view, summed
 from fasterqk.optim.hooks import StepHooks, hooks_of, unwrapped
 from fasterqk.trace.isolated import copied, isolated, random_states_kept
@@ -181,7 +182,7 @@ class CircuitUpdate:
 
     @property
     def ok(self) -> bool:
-        return abs(self.measured / self.promised - 1) < _TOLERANCE
+        return self.promised == 0 or abs(self.measured / self.promised - 1) < _TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,7 @@ class CircuitCheck:
     rows: tuple[CircuitUpdate, ...]
     setting: str
     optimizer: str = "the optimizer"
+    audit: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -215,12 +217,13 @@ class CircuitCheck:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is wrong with the optimizer itself, if every circuit moves alike where ratios differ."""
+        """The audit, and what is wrong with an optimizer in which every circuit moves alike."""
         measured = [row.measured for row in self.rows if not math.isnan(row.measured)]
         promised = [row.promised for row in self.rows]
         if len(measured) < 2 or max(promised) < 1.2 * min(promised) or max(measured) > 1.1 * min(measured):
-            return ()
+            return self.audit
         return (
+            *self.audit,
             f"{self.optimizer} does not keep the rates of its groups apart: a ratio has no effect; "
             "use an optimizer whose step is proportional to the rate of each group, such as AdamW",
         )
@@ -253,6 +256,10 @@ def check_circuits(
     buffers, the optimizer and the random generators are left exactly as they were, also when the model fails
     on the batch. A sharded model takes the steps itself, is put back afterwards, and needs the call on all
     processes; the first one prints.
+
+    An optimizer that :func:`make_optimizer` did not make is audited: rows are by role, ``promised`` is the
+    rate of a group over that of the first group whose rate is not 0, and ``audit`` names parameters that are
+    in no group, in several, or did not move.
 
     Arguments:
         model: The model; it may be sharded.
@@ -313,10 +320,27 @@ def check_circuits(
         f"{type(model).__name__}, {type(optimizer).__name__}, base lr {rate(base)}, "
         f"fasterqk {fasterqk.__version__}, torch {torch.__version__}"
     )
-    result = CircuitCheck(tuple(rows), setting, type(optimizer).__name__)
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+    audit = () if hooks_of(optimizer) is hooks else _audit(model, optimizer, as_set)
+    result = CircuitCheck(tuple(rows), setting, type(optimizer).__name__, audit)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not distributed or torch.distributed.get_rank() == 0:
         print(result)
     return result
+
+
+def _audit(
+    model: nn.Module, optimizer: torch.optim.Optimizer, updates: Mapping[Member, tuple[float, int, int]]
+) -> tuple[str, ...]:
+    """One line per kind of parameter that is not trained once: in no group, in several, without motion."""
+    count = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    trainable = {name: id(weight) for name, weight in model.named_parameters() if weight.requires_grad}
+    moved = {part.parameter for (part, _), (_, entries, _) in updates.items() if entries}
+    kinds = {
+        "trainable parameters are in no group": [n for n, i in trainable.items() if not count[i]],
+        "parameters are in several groups": [n for n, i in trainable.items() if count[i] > 1],
+        "parameters did not move": [n for n, i in trainable.items() if count[i] and n not in moved],
+    }
+    return tuple(f"{len(names)} {what}: {stack_names(names)}" for what, names in kinds.items() if names)
 
 
 def _plain_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, labels: Labels | None) -> StepHooks:
@@ -334,12 +358,14 @@ def _plain_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, labels: Lab
             "check_circuits needs the model that the optimizer was made for"
         )
     rates = [float(options["lr"]) for options in optimizer.param_groups]
-    groups = [Group(Settings(ratio=rate / rates[0] if rates[0] else 1.0)) for rate in rates]
-    for part in find_circuits(model, labels):
+    first = next((index for index, rate in enumerate(rates) if rate), 0)
+    base = rates[first] or 1.0
+    groups = [Group(Settings(ratio=rate / base), anchor=first) for rate in rates]
+    for part in with_outer_roles(model, find_circuits(model, labels), ROLES):
         index = group_of.get(id(parameters[part.parameter]))
         if index is not None:
             groups[index].labelled.append(part)
-    return StepHooks(groups, fused=[], model=weakref.ref(model))
+    return StepHooks(groups, fused=[], model=weakref.ref(model), by_role=True)
 
 
 def _updates(

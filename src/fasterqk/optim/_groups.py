@@ -40,9 +40,8 @@ Rules = Mapping[str, Mapping[str, Any]]
 Only = Callable[[str, nn.Parameter], bool]
 
 ROLES = ("q", "k", "v", "o", "embedding", "mlp", "norm", "lm_head")  # those that `ratios=` may name
-# Named ratios. Blockwise: Wang et al., "The sharpness disparity principle in transformers" (arXiv 2502.19002,
-# table 1): rates relative to that of the norms, which is the base rate here; the output head, if it is not
-# the embedding, has the base rate.
+# Named ratios. Blockwise: arXiv 2502.19002, rates relative to that of the norms, which is the base rate here;
+# the output head, if it is not the embedding, has the base rate.
 PRESETS: dict[str, dict[str, RatioLike]] = {
     "blockwise": {"norm": 1, "v": 4, "o": 4, "mlp": 6, "q": 8, "k": 8, "embedding": 10},
 }
@@ -263,7 +262,7 @@ def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | 
         raise InputError(f"only={only!r} is not a function of name and parameter")
     if request.per_head and all(part.head is None for part in circuits):
         raise InputError("a ratio per head needs labels per head: circuits=find_circuits(model, heads=True)")
-    circuits = _with_outer_roles(model, circuits, request.by_role)
+    circuits = with_outer_roles(model, circuits, request.by_role)
     keys = _rate_keys(model, request, circuits)
     ratios = _bound_ratios(model, request, circuits, keys)
     depths = _depths(circuits) if request.layer_decay != 1 else {}
@@ -461,7 +460,7 @@ def output_head(model: nn.Module) -> set[str]:
     return {name for name, value in parameters if id(value) in inside or _HEAD.search(name)}
 
 
-def _with_outer_roles(model: nn.Module, circuits: Circuits, wanted: Collection[str]) -> Circuits:
+def with_outer_roles(model: nn.Module, circuits: Circuits, wanted: Collection[str]) -> Circuits:
     """``circuits`` with the roles of what is outside attention: tables, and what else is ``wanted``.
 
     A tied output head is a table. ``mlp`` is everything else in a layer, routers included, unless it mixes

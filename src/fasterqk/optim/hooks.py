@@ -300,8 +300,8 @@ class StepHooks:
             ):
                 raise InputError(
                     f"another library has replaced the parameters of group {options.get('name')!r} in this "
-                    "optimizer (DeepSpeed flattens them), so circuits can no longer be separated; train "
-                    "with DDP, Accelerate or FSDP2 instead"
+                    "optimizer (DeepSpeed flattens them, Accelerate's FSDP shards them), so circuits can no "
+                    "longer be separated; train with DDP, or call fully_shard(model) before make_optimizer"
                 )
             for name, leaf in zip(options.get("param_names", ()), known, strict=False):
                 if leaf.dtype != self._dtypes[id(leaf)] and optimizer.state.get(leaf):
