@@ -202,7 +202,7 @@ class QKClip:
 
     def _see(self, block: AttentionBlock, scores: Scores) -> None:
         scaled = self._by_path[block.path]
-        scaled.seen = torch.maximum(scaled.seen, torch.stack(scores.largest_products(self.threshold)))
+        scaled.maxima = torch.maximum(scaled.maxima, torch.stack(scores.largest_products(self.threshold)))
         block.make_bound(scores)
         if block.path in self._unverified and isinstance(scores, WrittenScores):
             reading = scores.reading(_ROWS)
@@ -218,8 +218,8 @@ class QKClip:
         ran_compiled = {block.path for block in self._watched if block.ran}
         self.exact_steps += self._watch.entered and not ran_compiled
         self._check_pass(bool(ran_compiled))
-        seen = self._taken(ran_compiled)
-        maxima = {path: numbers[0] for path, numbers in seen.items()}
+        taken = self._taken(ran_compiled)
+        maxima = {path: numbers[0] for path, numbers in taken.items()}
         self._warn(maxima)
         clipped = []
         for path, scaled in self._by_path.items():
@@ -233,7 +233,7 @@ class QKClip:
         self.last = clipped
         self.total += len(clipped)
         self.steps += 1
-        self.bound = float(torch.cat([numbers[1] for numbers in seen.values()]).amax())
+        self.bound = float(torch.cat([numbers[1] for numbers in taken.values()]).amax())
         self._choose_next()
 
     def _taken(self, ran_compiled: set[str]) -> dict[str, Tensor]:
@@ -241,17 +241,17 @@ class QKClip:
         written = take_bounds(self._watched)
         for path, scaled in self._by_path.items():
             if path in written:
-                scaled.seen[1] = torch.maximum(scaled.seen[1], written[path][1])
-            if path in ran_compiled and not bool((scaled.seen[1] > -math.inf).any()):
+                scaled.maxima[1] = torch.maximum(scaled.maxima[1], written[path][1])
+            if path in ran_compiled and not bool((scaled.maxima[1] > -math.inf).any()):
                 self._see_nothing(scaled.block)
-        seen = {path: scaled.seen.flatten() for path, scaled in self._by_path.items()}
+        maxima = {path: scaled.maxima.flatten() for path, scaled in self._by_path.items()}
         for scaled in self.blocks:
-            scaled.seen = torch.full_like(scaled.seen, -math.inf)
+            scaled.maxima = torch.full_like(scaled.maxima, -math.inf)
         if self._sizes is None:
-            self._sizes = agreed_sizes({path: len(numbers) for path, numbers in seen.items()}, self._group)
+            self._sizes = agreed_sizes({path: len(numbers) for path, numbers in maxima.items()}, self._group)
         device = next(self.model.parameters()).device
-        seen = over_processes(seen, self._sizes, device, self._group)
-        return {path: numbers.view(2, -1) for path, numbers in seen.items()}
+        maxima = over_processes(maxima, self._sizes, device, self._group)
+        return {path: numbers.view(2, -1) for path, numbers in maxima.items()}
 
     def _see_nothing(self, block: AttentionBlock) -> None:
         """A block ran compiled and wrote no bound: not verified yet, or code that cannot be seen there."""
@@ -318,7 +318,7 @@ def _is_compiled(module: nn.Module) -> bool:
 class ScaledHeads:
     """The queries and keys of one block by head, and what was seen of each head since the last step.
 
-    ``seen`` has two rows: the largest products, and upper bounds on them.
+    ``maxima`` has two rows: the largest products, and upper bounds on them.
     ``parts`` are slices that make the queries or keys of one head. True marks queries that take the whole
     factor, because their key is shared by all heads and not scaled.
     """
@@ -327,7 +327,7 @@ class ScaledHeads:
     heads: int
     keys: int
     parts: list[tuple[Slice, bool]]
-    seen: Tensor
+    maxima: Tensor
 
     def multipliers(self, factors: Tensor, alpha: float) -> dict[str, list[tuple[Slice, float]]]:
         """For each parameter its slices with their multipliers."""

@@ -14,13 +14,9 @@ from fasterqk.errors import InputError
 from fasterqk.pages import page_html
 from fasterqk.stability._scores import LogitReading, Way
 
-# The name of the largest logit by how it is known: a sample is a lower bound, a bound an upper one.
+# The largest logit in a log and in a table, by how it is known: a sample is a lower bound.
 _MAXIMUM: dict[Way, str] = {"exact": "max", "sampled": "max_sampled", "bound": "max_bound"}
-_TITLES: dict[Way, str] = {"exact": "largest logit", "sampled": "some logit", "bound": "logits at most"}
-_NOTES = {
-    "sampled": "a sample was read: the largest logit of all is at least this",
-    "bound": "a bound was read: the largest logit of all is at most this",
-}
+_TITLES: dict[Way, str] = {"exact": "largest logit", "sampled": "logits at least", "bound": "logits at most"}
 # Numbers that are logged as their mean over all heads, and as heat maps: name in a log, title.
 _MEANS = {
     "entropy": ("entropy", "entropy of attention, in nats"),
@@ -123,7 +119,7 @@ class Logits:
             rows.append(row | {"": "; ".join(notes)})
         columns = list(dict.fromkeys(name for row in rows for name in row))
         table = console.text_table([{name: row.get(name, "") for name in columns} for row in rows])
-        return "\n".join([f"step {self.step}", table, *filter(None, [_NOTES.get(self.way)])])
+        return f"step {self.step}\n{table}"
 
 
 # --- Where numbers go ---
