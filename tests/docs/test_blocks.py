@@ -47,12 +47,12 @@ watched = lambda *_: Sharpness(held_batch)
 accelerator, loader = Accelerator(cpu=True), DataLoader(train)
 make_scheduler = lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer)
 """,
-    "stability.md": """
-from transformers import Trainer, TrainingArguments
-
-trainer = Trainer(model, TrainingArguments("out", report_to=[], use_cpu=True), train_dataset=[{}])
-""",
     "optimizer.md": """
+from transformers import GPT2Config, GPT2LMHeadModel
+
+size = dict(n_positions=16, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=20, **size))
+layers = model.transformer.h
 torch.save(torch.optim.AdamW(model.parameters()).state_dict(), "plain-adamw.pt")
 """,
 }
