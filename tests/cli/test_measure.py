@@ -1,6 +1,7 @@
 """`fasterqk measure` from end to end on tiny models, and one line for every kind of bad input."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -340,3 +341,17 @@ def test_attention_among_words(command):
     assert everything["concentration"]["special_share"] > 0 == words["concentration"]["special_share"]
     out = command("classifier", CLASSIFIED)[1]
     assert "mrta_among_words" in out and "of the aggregated attention is on special tokens" in out
+
+
+def test_classes_with_other_names_are_compared_with_a_note(command, folders, tmp_path):
+    renamed = tmp_path / "renamed"
+    shutil.copytree(folders / "other", renamed)
+    config = json.loads((renamed / "config.json").read_text())
+    config |= {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
+    (renamed / "config.json").write_text(json.dumps(config))
+    lines = [line | {"label": number % 2} for number, line in enumerate(CLASSIFIED)]
+    code, out, _ = command("classifier", lines, "--model", str(renamed), "--k", "50", "--resamples", "5")
+    assert code == 0
+    assert (
+        "note: the classes of the two models, compared by number, are negative, positive and no, yes" in out
+    )

@@ -178,17 +178,15 @@ class HuggingFaceClassifier(TorchClassifier):
             raise InputError(f"{name} does not run on token ids and a mask alone: {reason}") from None
         hidden_states = getattr(outputs, "hidden_states", None)
         last = hidden_states[-1] if hidden_states and isinstance(hidden_states[-1], Tensor) else None
-        if last is None or not last.requires_grad:
+        used = reached(outputs.logits, last) if last is not None and last.requires_grad else None
+        if last is None or used is None:
             raise InputError(f"{name} does not show the hidden states that it predicts from")
         if tuple(last.shape[:2]) != batch.tokens.shape:
             raise InputError(
                 f"{name} has {last.shape[1]} final states for {batch.tokens.shape[1]} tokens; only models"
                 " that keep one state per token are measured"
             )
-        reached_states = reached(outputs.logits, last)
-        if reached_states is None:
-            raise InputError(f"{name} does not show the hidden states that it predicts from")
-        used = reached_states & batch.real
+        used = used & batch.real
         if not used.any():
             raise InputError(
                 f"no gradient of {name} reaches its final states: its logits are saturated, or not numbers"

@@ -259,13 +259,12 @@ def _short(value: Any) -> str:
 
 def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> Numbers:
     pieces = instance.pieces or tuple(str(token) for token in instance.tokens)
-    everything = np.arange(len(instance.tokens))
-    ranked = np.flatnonzero(instance.rankable)
+    every, ranked = range(len(instance.tokens)), np.flatnonzero(instance.rankable)
     words = _words(instance)
     # Units that the numbers may belong to: name, texts, and the tokens that take the numbers.
-    units = [
-        ("tokens", pieces, [everything]),
-        ("tokens without special ones", tuple(pieces[i] for i in ranked), [ranked]),
+    units: list[tuple[str, tuple[str, ...], list[Any]]] = [
+        ("tokens", pieces, [[i] for i in every]),
+        ("tokens without special ones", tuple(pieces[i] for i in ranked), [[i] for i in ranked]),
         ("words", tuple(text for text, _ in words), [tokens for _, tokens in words]),
     ]
     fitting = [unit for unit in units if len(unit[1]) == len(values) and len(values)]
@@ -283,13 +282,9 @@ def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> N
                 f"{where}: token {place} is {texts[place]!r}, but the model reads {unit_texts[place]!r} there"
             )
         fitting = [unit for unit in fitting if different[unit[0]] is None]
-    name, _, places = fitting[0]
     aligned = np.zeros(len(instance.tokens))
-    if name == "words":
-        for value, tokens in zip(values, places, strict=True):
-            aligned[tokens] = value
-    else:
-        aligned[places[0]] = values
+    for value, tokens in zip(values, fitting[0][2], strict=True):
+        aligned[tokens] = value
     return np.where(instance.rankable, aligned, 0.0)
 
 

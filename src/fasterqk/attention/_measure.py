@@ -199,7 +199,7 @@ def measure(
     listed = [removal] if isinstance(removal, str | Removal) else removal
     removals = [Removal.of(how, tokenizer) for how in listed]
     if len({how.how for how in removals}) < max(1, len(removals)):
-        raise InputError(f"removal is {removal!r}; give one, or several different ones")
+        raise InputError(f"removal is {[how.how for how in removals]}; give one, or several different ones")
     rankings = scores if isinstance(scores, Rankings) else Rankings(scores)
     if isinstance(aggregation, str):
         aggregation = Aggregation.parse(aggregation)
@@ -273,7 +273,7 @@ def _measured(
         gap = np.concatenate(gaps)
         notes.append(
             "integrated gradients miss the change in log-probability, their sum in theory, by"
-            f" {gap.mean():.2%} on average, by {gap.max():.2%} at most"
+            f" {np.median(gap):.2%} on the median text, by {gap.max():.2%} at most"
         )
     place = np.argsort(order)
     in_order = [tuple(values[i] for i in place) for values in by_instance]

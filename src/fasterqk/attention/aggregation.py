@@ -395,13 +395,8 @@ def aggregate_null(
 def _uniform_layer(pairs: Tensor) -> Layer:
     if pairs.numel() <= _AT_ONCE:
         return uniform_attention(pairs)
-    shape = (len(pairs), 1, *pairs.shape[1:])
-    return LazyLayer(shape, torch.float32, lambda read: uniform_attention(_rows_at(pairs, read)))
-
-
-def _rows_at(pairs: Tensor, read: Tensor) -> Tensor:
-    """The rows ``(batch, row, key)`` of ``pairs`` at the positions ``read`` ``(batch, row)``."""
-    return pairs[torch.arange(len(pairs), device=pairs.device)[:, None], read.to(pairs.device)]
+    layer = pairs.unsqueeze(1)
+    return LazyLayer(layer.shape, torch.float32, lambda read: uniform_attention(read_rows(layer, read)[:, 0]))
 
 
 @lru_cache(maxsize=4096)

@@ -178,7 +178,7 @@ class Measurement(Rowwise):
 
     def ranking_scores(self, ranking: Ranking, sample: int | None = None) -> dict[str, float | None]:
         """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
-        values = self._instance_ranking_scores(ranking, sample)
+        values = self.instance_ranking_scores(ranking, sample)
         means: dict[str, float | None] = {name: _mean_of(column) for name, column in values.items()}
         rated = {name: means.get(name) for name in _PLAUSIBILITY}
         spans = {name: means.pop(name) for name in _SPANS if name in means}
@@ -210,13 +210,14 @@ class Measurement(Rowwise):
                 by_name[score.name] = np.where(self.relevant, values, np.nan) if score.of_relevant else values
         return by_name | self.instance_ranking_scores(name)
 
-    def instance_ranking_scores(self, name: str | None = None) -> dict[str, Numbers]:
-        """The scores of one ranking for every instance, as in :meth:`instance_scores`."""
-        return self._instance_ranking_scores(
-            self.rankings[name] if name else next(iter(self.rankings.values()))
-        )
+    def instance_ranking_scores(
+        self, of: Ranking | str | None = None, sample: int | None = None
+    ) -> dict[str, Numbers]:
+        """The scores of one ranking for every instance, as in :meth:`instance_scores`.
 
-    def _instance_ranking_scores(self, ranking: Ranking, sample: int | None = None) -> dict[str, Numbers]:
+        Plausibility may be that of a ``sample``.
+        """
+        ranking = of if isinstance(of, Ranking) else self.rankings[of or next(iter(self.rankings))]
         faithfulness = ranking.faithfulness
         kinds = {kind: getattr(faithfulness, kind) for kind in KINDS}
         by_name: dict[str, Numbers] = {}

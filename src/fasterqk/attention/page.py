@@ -132,15 +132,13 @@ _TITLES = {
     "heads": "Attention on relevant tokens of every head, or its entropy where none is relevant",
     "dtap": "Percent of instances: attention on relevant tokens to the right, probability upwards",
 }
-_SHADED = ("heads", "dtap")
 
 
 def _sections(measured: Measured, level: str, origin: str = "") -> str:
     """What there is to show, each part under a heading of this ``level``; all functions escape their data."""
     measurement, tables = measured.measurement, measured.tables()
-    sections = {
-        title: _table(tables[name], name in _SHADED) for name, title in _TITLES.items() if name in tables
-    }
+    known = [name for name in _TITLES if name in tables]
+    sections = {_TITLES[name]: _table(tables[name], name in ("heads", "dtap")) for name in known}
     sections[_TITLES["scores"]] += _definitions(tables["scores"])
     for title, numbers in extremes(measurement).items():
         heading = title.capitalize() if title == "the first instances" else f"Instances with {title}"

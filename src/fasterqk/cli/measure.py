@@ -248,8 +248,10 @@ def run(arguments: argparse.Namespace) -> int:
     if difference:
         title = f"{names[1]} minus {names[0]}, paired by instance, with 95% bootstrap intervals"
         print_table(rows, f"\n{title} (verdict: at 95% for all scores together)")
-    for document in documents.values():
-        _print_eraser(document["measured"].get("eraser"))
+    if eraser := documents[names[0]]["measured"].get("eraser"):
+        commands = "\n".join(f"  {command}" for command in eraser["commands"])
+        print(f"\nscored again by ERASER's own code:\n{commands}")
+        print(eraser["note"] or "", end="\n" if eraser["note"] else "")
     if arguments.out:
         print(f"\nto look at: {page}")
     return 0
@@ -390,11 +392,3 @@ def _print(measured: Any, summary: dict[str, Any], of: str) -> None:
     for name, title in _TABLES.items():
         if name in tables:
             print_table(tables[name], f"\n{title}")
-
-
-def _print_eraser(eraser: dict[str, Any] | None) -> None:
-    if eraser:
-        print("\nscored again by ERASER's own code:")
-        print("\n".join(f"  {command}" for command in eraser["commands"]))
-        if eraser["note"]:
-            print(eraser["note"])

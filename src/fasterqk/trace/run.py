@@ -157,7 +157,7 @@ class LazyLayer:
     that of the whole layer.
     """
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     dtype: torch.dtype
     rows: Callable[[Tensor], Tensor]
 
