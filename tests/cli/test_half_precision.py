@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fasterqk.cli.main import main
 from fasterqk.processor import SIMULATE_FAULT
@@ -36,11 +36,13 @@ def test_measure_says_so_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: str, options: list[str], line: str
 ) -> None:
     size = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = transformers.BertConfig(vocab_size=4, max_position_embeddings=8, **size)
+    config = transformers.BertConfig(vocab_size=5, max_position_embeddings=8, **size)
     model = transformers.BertForSequenceClassification(config)
     model.to(getattr(torch, saved)).save_pretrained(tmp_path / "model")
-    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "[UNK]": 3}, unk_token="[UNK]"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[UNK]")
+    vocabulary = {"a": 0, "b": 1, "c": 2, "[UNK]": 3, "[PAD]": 4}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
     tokenizer.save_pretrained(tmp_path / "model")
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"tokens": ["a", "b", "c"], "relevance": [0, 1, 0], "label": 0}))

@@ -180,7 +180,7 @@ def test_how_a_command_ends_is_its_exit_code(monkeypatch, capsys, error, code):
         raise error
 
     monkeypatch.setattr("fasterqk.cli.theory.run", fail)
-    assert main(["theory", "check"]) == code
+    assert main(["theory", "ratio", "--alpha", ".9", "--loss", "1e-3"]) == code
     assert capsys.readouterr().err.count("\n") == 1
 
 
