@@ -338,14 +338,18 @@ def test_copies_of_an_observed_model_are_their_own(way):
 
 
 def test_a_clip_made_after_a_monitor_leaves_it_reading():
-    """The clip labels the model, which runs it in evaluation mode in between."""
-    model = nn.TransformerEncoderLayer(8, 2).train()
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    monitor = LogitMonitor(model, optimizer)
-    qk_clip(model, optimizer, threshold=100)
-    model(torch.randn(3, 1, 8)).sum().backward()
-    optimizer.step()
-    assert list(monitor.last.readings) == ["self_attn"]
+    """The clip labels the model in evaluation mode, and runs its blocks with other weights: not read."""
+    logs = []
+    for clipped in (False, True):
+        model = llama()
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        monitor = LogitMonitor(model, optimizer)
+        if clipped:
+            qk_clip(model, optimizer, threshold=1e6)
+        model(**batch()).logits.sum().backward()
+        optimizer.step()
+        logs.append(monitor.last.log())
+    assert logs[0] == logs[1] and len(monitor.last.readings) == 2
 
 
 # --- What explains instability, and where it is shown ---

@@ -210,13 +210,8 @@ def _seen_flex(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     asks = bool(_traces and request and named["query"].is_cuda and not named.get("return_lse"))
     if asks:
         kwargs["return_aux"] = request(lse=bool(user_aux and user_aux.lse), max_scores=True)
-    for trace in reversed(_traces):  # the kernel may be compiled, which an active mode would change
-        trace.__exit__(None, None, None)
-    try:
+    with unobserved():  # the kernel may be compiled, which an active mode would change
         output = kernel(*args, **kwargs)
-    finally:
-        for trace in _traces:
-            trace.__enter__()
     _show(
         named["query"],
         named["key"],
@@ -339,6 +334,21 @@ def _holder(model: nn.Module, names: Sequence[str]) -> str:
 # Blocks that are running and bound their logits, and traces of those that read them, outermost first.
 _bounded: list[AttentionBlock] = []
 _traces: list[LogitTrace] = []
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Within, the traces that are active see no call."""
+    active = _traces[:]
+    for trace in reversed(active):
+        trace.__exit__(None, None, None)
+    _traces.clear()
+    try:
+        yield
+    finally:
+        _traces[:] = active
+        for trace in active:
+            trace.__enter__()
 
 
 def see_attention(
