@@ -56,6 +56,9 @@ def test_stock_optimizers_are_checked_too(net, label, monkeypatch):
     assert by_role["q"] == pytest.approx(6, rel=1e-2) == by_role["k"]
     with pytest.raises(InputError, match="are not in this model"):
         check_circuits(net(separate=True), optimizer, model.inputs, loss_of(model))
+    optimizer.param_groups[1]["lr"] = None  # as in Adafactor with its own steps
+    with pytest.raises(InputError, match="the learning rate of group 1 must be a finite number"):
+        check_circuits(model, optimizer, model.inputs, loss_of(model))
 
 
 def test_an_optimizer_that_ignores_its_rate_is_told(net, label, capsys):

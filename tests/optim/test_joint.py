@@ -327,5 +327,7 @@ def test_splits_that_cannot_be_made_are_refused():
         find_circuits(nn.MultiheadAttention(8, 2)).splits("head")
     with raises("puts other rows between its heads, so 2 of them cannot be one matrix; split it per 'head'"):
         find_circuits(neox(), heads=True).splits(2)
+    with raises("splits.format='Dion'.: it is 'slices' or 'dion'"):
+        find_circuits(neox()).splits(format="Dion")
     with raises("split='layer'.*: it is 'role', 'head' or a number of heads"):
         make_optimizer(gpt2(), optim.Muon, lr=1e-2, split="layer", others=ADAMW)

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from fasterqk.errors import InputError
+from fasterqk.labels import find_circuits
 from fasterqk.labels.slices import as_label
 from fasterqk.optim import (
     PartnerNorm,
@@ -178,6 +179,11 @@ def test_what_cannot_be_is_said(options, message, net, label):
         make_optimizer(model, optim.SGD, lr=1.0, circuits=label(model), **options)
 
 
+def test_circuits_of_another_model_are_refused_with_a_pattern(net, label):
+    with raises("circuits= names .*, which this model does not have"):
+        make_optimizer(net(), optim.SGD, lr=1.0, circuits=label(net(separate=True)), ratios={"*": 2})
+
+
 # --- Roles outside attention, patterns, depth, and all of it as plain data ---
 
 
@@ -245,6 +251,28 @@ def test_rates_decay_with_depth():
             assert rates[f"{block}{last}.DenseReluDense.wi.weight"] == 0.5 ** (count - number)
         assert rates[f"{tower}.final_layer_norm.weight"] == 1
     assert rates["shared.weight"] == 0.5**4
+
+
+@pytest.mark.parametrize("registered_first", ["", "blocks", "head"])
+def test_what_feeds_the_first_layer_lies_below_it(registered_first):
+    """A class token, a patch embedding and its norm; the scale and the head have the full rate."""
+    model, order = nn.Module(), ["patches", "entry_norm", "blocks", "norm", "head"]
+    blocks = nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 8, batch_first=True) for _ in range(2)])
+    parts = [nn.Conv1d(3, 8, 2), nn.LayerNorm(8), blocks, nn.LayerNorm(8), nn.Linear(8, 2)]
+    model.token, model.scale = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.ones(()))
+    if registered_first == "blocks":
+        model.blocks, model.table = blocks, nn.Embedding(4, 8)
+    for name, part in sorted(zip(order, parts, strict=True), key=lambda item: item[0] != registered_first):
+        model.add_module(name, part)
+    optimizer = make_optimizer(model, optim.SGD, lr=1.0, layer_decay=0.5, circuits=find_circuits(model))
+    rates = rates_of(optimizer)
+    expected = {"blocks.0.linear1.weight": 0.25, "blocks.1.norm2.bias": 0.5, "token": 0.125}
+    expected |= dict.fromkeys(["head.weight", "norm.bias", "scale"], 1)
+    if registered_first == "blocks":
+        expected["table.weight"] = 0.125
+    else:
+        expected |= {"patches.weight": 0.125, "entry_norm.bias": 0.125}
+    assert {name: rates[name] for name in expected} == expected
 
 
 def test_depth_multiplies_ratios_that_change(net, label, train):

@@ -1,6 +1,8 @@
 """LogitMonitor: its maxima are those of the full score matrix, and training stays the same, bit for bit."""
 
+import copy
 import math
+import pickle
 import warnings
 
 import pytest
@@ -309,15 +311,45 @@ def test_a_softmax_that_is_no_attention_is_left_alone():
     assert not calls
 
 
-def test_a_clip_made_after_a_monitor_leaves_it_reading():
-    """The clip labels the model, which runs it in evaluation mode in between."""
-    model = nn.TransformerEncoderLayer(8, 2).train()
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    monitor = LogitMonitor(model, optimizer)
-    qk_clip(model, optimizer, threshold=100)
-    model(torch.randn(3, 1, 8)).sum().backward()
+@pytest.mark.parametrize("way", ["exact", "sampled", "bound", "weights"])
+def test_copies_of_an_observed_model_are_their_own(way):
+    """An average of weights is a deep copy: it trains and evaluates by itself, and nobody observes it."""
+    model = llama()
+    optimizer = optim.SGD(model.parameters(), lr=1e-3)
+    monitor = LogitMonitor(model, optimizer, way=way, every=1)
+    clip = qk_clip(model, optimizer, threshold=1e6)
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for twin in copies:
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.mul_(10)
+        twin.eval()
+        assert model.training and not any(module.training for module in twin.modules())
+        twin.train()(**batch())
+    model(**batch()).logits.sum().backward()
     optimizer.step()
-    assert list(monitor.last.readings) == ["self_attn"]
+    alone = llama()
+    optimizer = optim.SGD(alone.parameters(), lr=1e-3)
+    expected = LogitMonitor(alone, optimizer, way=way)
+    alone(**batch())
+    optimizer.step()
+    assert clip.steps == clip.exact_steps == 1
+    assert monitor.last.largest == expected.last.largest
+
+
+def test_a_clip_made_after_a_monitor_leaves_it_reading():
+    """The clip labels the model in evaluation mode, and runs its blocks with other weights: not read."""
+    logs = []
+    for clipped in (False, True):
+        model = llama()
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        monitor = LogitMonitor(model, optimizer)
+        if clipped:
+            qk_clip(model, optimizer, threshold=1e6)
+        model(**batch()).logits.sum().backward()
+        optimizer.step()
+        logs.append(monitor.last.log())
+    assert logs[0] == logs[1] and len(monitor.last.readings) == 2
 
 
 # --- What explains instability, and where it is shown ---

@@ -7,7 +7,6 @@ from fasterqk.cli.common import Parser, add_action, add_json, examples, list_of,
 from fasterqk.console import print_result, print_table
 
 STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio")
-_SETTING = ("M", "b", "m", "n", "query", "common")
 _PARAMETERIZATION = "FAFO, FACO, CAFO or CACO"
 
 

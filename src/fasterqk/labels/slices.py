@@ -185,6 +185,8 @@ class Circuits(Sequence[Slice]):
         [(1, 0, 4), (1, 4, 8)]
         """
         check_per(per, "splits(per=")
+        if format not in ("slices", "dion"):
+            raise InputError(f"splits(format={format!r}): it is 'slices' or 'dion'")
         if per != "role" and all(part.head is None for part in self.slices):
             raise InputError(f"splits(per={per!r}) needs labels per head: find_circuits(model, heads=True)")
         splits: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from fasterqk.optim._fused import COPYING
 from fasterqk.optim._groups import ROLES, Group, Settings, with_outer_roles
 from fasterqk.optim._sharded import is_sharded, local_view, summed
 from fasterqk.optim.hooks import StepHooks, hooks_of, unwrapped
+from fasterqk.optim.ratio import finite_number
 from fasterqk.trace.isolated import copied, isolated, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, stack_of, uncompiled
 
@@ -357,7 +358,10 @@ def _plain_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, labels: Lab
             f"{len(strangers)} parameters of the optimizer are not in this model; "
             "check_circuits needs the model that the optimizer was made for"
         )
-    rates = [float(options["lr"]) for options in optimizer.param_groups]
+    rates = [
+        finite_number(options.get("lr"), f"the learning rate of group {index}", zero=True)
+        for index, options in enumerate(optimizer.param_groups)
+    ]
     first = next((index for index, rate in enumerate(rates) if rate), 0)
     base = rates[first] or 1.0
     groups = [Group(Settings(ratio=rate / base), anchor=first) for rate in rates]

@@ -263,11 +263,11 @@ def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | 
     if request.per_head and all(part.head is None for part in circuits):
         raise InputError("a ratio per head needs labels per head: circuits=find_circuits(model, heads=True)")
     circuits = with_outer_roles(model, circuits, request.by_role)
+    labelled = _by_parameter(model, circuits)
     keys = _rate_keys(model, request, circuits)
     ratios = _bound_ratios(model, request, circuits, keys)
-    depths = _depths(circuits) if request.layer_decay != 1 else {}
+    depths = _depths(model, circuits) if request.layer_decay != 1 else {}
     exempt = undecayed(model)
-    labelled = _by_parameter(model, circuits)
     owner = {identity: index for index, group in enumerate(request.groups) for identity in group.parameters}
     assigned = []
     for name, parameter in model.named_parameters():
@@ -494,28 +494,33 @@ def norms(model: nn.Module) -> set[str]:
     }
 
 
-def _depths(circuits: Circuits) -> dict[str, int]:
+def _depths(model: nn.Module, circuits: Circuits) -> dict[str, int]:
     """How many layers lie above each parameter, itself counted: 0 for the head, 1 for the last layer.
 
-    A table lies below all layers of its tower, the one whose name has most in common with its own. Towers
-    (an encoder and a decoder) are counted apart.
+    What is in no layer (tables, a patch embedding, its norm) lies below the layers that come after it in the
+    model, a table below all of them. Towers (an encoder and a decoder) are counted apart; a parameter belongs
+    to the one whose name has most in common with its own.
     """
-    towers: dict[str, set[int]] = {}
+    towers: dict[str, dict[int, int]] = {}  # the first slice of each layer
     tower_of = {part.parameter: stack_of(part.parameter).partition("*")[0] for part in circuits}
-    for part in circuits:
+    for index, part in enumerate(circuits):
         if part.layer is not None:
-            towers.setdefault(tower_of[part.parameter], set()).add(part.layer)
+            towers.setdefault(tower_of[part.parameter], {}).setdefault(part.layer, index)
     if not towers:
         raise InputError("layer_decay needs numbered layers, and the layers of this model have no numbers")
-    depths = {}
-    for part in circuits:
+    depths, head = {}, output_head(model)
+    for index, part in enumerate(circuits):
         if part.layer is not None:
             layers = sorted(towers[tower_of[part.parameter]])
             depths[part.parameter] = len(layers) - layers.index(part.layer)
-        elif part.role == "embedding":
+        elif part.role == "embedding" or (part.parameter not in head and part.numel > 1):
             common = {tower: modules_in_common(tower, part.parameter) for tower in towers}
-            nearest = [tower for tower, length in common.items() if length == max(common.values())]
-            depths[part.parameter] = 1 + max(len(towers[tower]) for tower in nearest)
+            nearest = [towers[tower] for tower, length in common.items() if length == max(common.values())]
+            above = max(
+                sum(part.role == "embedding" or start > index for start in tower.values())
+                for tower in nearest
+            )
+            depths[part.parameter] = above + 1 if above else 0
     return depths
 
 

@@ -93,7 +93,8 @@ def make_optimizer(
             ``lm_head``, or with shell patterns of parameter names, which go before roles:
             ``{"*.router.*": 0.1}``. Or ``"blockwise"``, the rates of arXiv 2502.19002.
         layer_decay: Multiplies the rate of a layer by this number once per layer above it, and once more for
-            itself; tables lie below the first layer, the output head has the full rate.
+            itself; tables and what else comes before the first layer lie below it, the output head has the
+            full rate.
         decay: ``"coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
             times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
             equal.

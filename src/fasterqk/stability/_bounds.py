@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.labels.slices import Slice
-from fasterqk.stability._logits import AttentionBlock
+from fasterqk.stability._logits import AttentionBlock, Hook
 from fasterqk.stability._scores import LogitReading, Scores
 
 _ROWS = 16  # of products that are compared
@@ -43,14 +43,15 @@ class WeightBounds:
         """Watch the norms and projections of the model, in the passes in which ``learn`` is called."""
         names = {part.parameter.rpartition(".")[0] for block in blocks for part in block.slices}
         owners = {self._model.get_submodule(name) for name in names}
+        project, norm = Hook(self._project), Hook(self._norm)
         with ExitStack() as hooks:
             hooks.callback(self._normed.clear)
             hooks.callback(self._inputs.clear)
             for module in self._model.modules():
                 if module in owners:
-                    hooks.enter_context(module.register_forward_pre_hook(self._project, with_kwargs=True))
+                    hooks.enter_context(module.register_forward_pre_hook(project, with_kwargs=True))
                 elif "norm" in type(module).__name__.lower() and len(list(module.modules())) == 1:
-                    hooks.enter_context(module.register_forward_hook(self._norm))
+                    hooks.enter_context(module.register_forward_hook(norm))
             yield
 
     def _project(self, module: nn.Module, args: Any, kwargs: Any) -> None:

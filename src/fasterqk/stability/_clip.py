@@ -44,6 +44,7 @@ from fasterqk.stability._logits import (
     in_processes,
     over_processes,
     take_bounds,
+    unobserved,
 )
 from fasterqk.stability._scores import Scores, WrittenScores
 from fasterqk.trace.isolated import random_states_kept
@@ -546,7 +547,7 @@ def _scores(
     try:
         for name in hooks:  # those of FSDP2 would shard the block again, others have run
             setattr(module, name, OrderedDict())
-        with torch.no_grad(), random_states_kept(), LogitTrace(heads, see):
+        with torch.no_grad(), random_states_kept(), unobserved(), LogitTrace(heads, see):
             functional_call(module, {**tensors, **buffers}, tuple(args), kwargs)
     finally:
         vars(module).update(hooks)

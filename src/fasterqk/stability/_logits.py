@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -210,13 +210,8 @@ def _seen_flex(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     asks = bool(_traces and request and named["query"].is_cuda and not named.get("return_lse"))
     if asks:
         kwargs["return_aux"] = request(lse=bool(user_aux and user_aux.lse), max_scores=True)
-    for trace in reversed(_traces):  # the kernel may be compiled, which an active mode would change
-        trace.__exit__(None, None, None)
-    try:
+    with unobserved():  # the kernel may be compiled, which an active mode would change
         output = kernel(*args, **kwargs)
-    finally:
-        for trace in _traces:
-            trace.__enter__()
     _show(
         named["query"],
         named["key"],
@@ -341,6 +336,21 @@ _bounded: list[AttentionBlock] = []
 _traces: list[LogitTrace] = []
 
 
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Within, the traces that are active see no call."""
+    active = _traces[:]
+    for trace in reversed(active):
+        trace.__exit__(None, None, None)
+    _traces.clear()
+    try:
+        yield
+    finally:
+        _traces[:] = active
+        for trace in active:
+            trace.__enter__()
+
+
 def see_attention(
     query: Tensor,
     key: Tensor,
@@ -420,6 +430,23 @@ _bounded_multi_head = _seen_inside(
 )
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+@dataclass(eq=False)
+class Hook:
+    """A function that a module holds; what a copied or pickled module holds in its place does nothing."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return Hook, (_nothing,)
+
+
 class Watch:
     """Hooks on the blocks of a model that pass the scores of training passes to ``see``.
 
@@ -432,9 +459,6 @@ class Watch:
     evaluation mode or without gradients count, too.
     """
 
-    # Also of the copies that the probe makes of modules with their hooks.
-    _any_pass = _removed = False
-
     def __init__(
         self,
         blocks: Sequence[AttentionBlock],
@@ -443,16 +467,15 @@ class Watch:
         after: Callable[[AttentionBlock, Any, Any], None] = lambda *_: None,
         any_pass: bool = False,
     ) -> None:
-        self._see, self._unseen, self._after = see, unseen, after
-        if any_pass:
-            self._any_pass = True
+        self._see, self._unseen, self._after, self._any_pass = see, unseen, after, any_pass
+        self._removed = False
         self._running: list[tuple[AttentionBlock, ExitStack]] = []
         self._flex = {block.path: flex_names(block.module) for block in blocks}
         self._seen: set[str] = set()
         self._hooks = ExitStack()
         self.entered = self.bounding = False
         for block in blocks:
-            enter, leave = partial(self.enter, block), partial(self._leave, block)
+            enter, leave = Hook(partial(self.enter, block)), Hook(partial(self._leave, block))
             self._hooks.enter_context(block.module.register_forward_pre_hook(enter))
             # Before all other hooks: FSDP2 shards the weights of the block again in one of them.
             self._hooks.enter_context(
@@ -564,24 +587,29 @@ class EagerTraining:
 _OBSERVERS = "_fasterqk_observers"  # attribute of a model: who is told when it is set to train or evaluate
 
 
+def train(model: nn.Module, mode: bool = True) -> nn.Module:
+    """``model.train(mode)`` of an observed model; its name is the one under which pickle looks for it."""
+    held = vars(model)
+    for observer in held.get(_OBSERVERS, ()):
+        observer(mode)
+    before = held.get("_fasterqk_train", {}).get("train", types.MethodType(type(model).train, model))
+    return cast(nn.Module, before(mode))
+
+
 @contextmanager
 def _told_of_modes(model: nn.Module, observe: Callable[[bool], None]) -> Iterator[None]:
     """Call ``observe(training)`` whenever the mode of ``model`` is set; torch has no hook for that."""
-    held = vars(model)
+    held, observer = vars(model), Hook(observe)
     if _OBSERVERS not in held:
-        train, replaced = model.train, {name: held[name] for name in ("train",) if name in held}
-
-        def train_and_tell(mode: bool = True) -> nn.Module:
-            for observer in held.get(_OBSERVERS, ()):
-                observer(mode)
-            return train(mode)
-
-        held |= {_OBSERVERS: [], "train": train_and_tell, "_fasterqk_train": replaced}
-    held[_OBSERVERS].append(observe)
+        replaced = {name: held[name] for name in ("train",) if name in held}
+        # A method of the object, which a copy of the model has as its own.
+        method = types.MethodType(train, model)
+        held |= {_OBSERVERS: [], "train": method, "_fasterqk_train": replaced}
+    held[_OBSERVERS].append(observer)
     try:
         yield
     finally:
-        held[_OBSERVERS].remove(observe)
+        held[_OBSERVERS].remove(observer)
         if not held[_OBSERVERS]:
             for name in (_OBSERVERS, "train"):
                 del held[name]

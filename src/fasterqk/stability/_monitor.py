@@ -29,6 +29,7 @@ from fasterqk.stability._bounds import WeightBounds
 from fasterqk.stability._logits import (
     AttentionBlock,
     EagerTraining,
+    Hook,
     Watch,
     agreed_sizes,
     attention_blocks,
@@ -135,8 +136,9 @@ class LogitMonitor:
             self._watch = Watch(self._blocks, self._see, self._leave_out)
             self._hooks.callback(self._watch.remove)
         if optimizer is None or way == "sampled" or explain:
-            self._hooks.enter_context(model.register_forward_pre_hook(self._before_pass, with_kwargs=True))
-            self._hooks.enter_context(model.register_forward_hook(self._after_pass, always_call=True))
+            before, after = Hook(self._before_pass), Hook(self._after_pass)
+            self._hooks.enter_context(model.register_forward_pre_hook(before, with_kwargs=True))
+            self._hooks.enter_context(model.register_forward_hook(after, always_call=True))
         if optimizer is not None:
             inner_optimizer = unwrapped(optimizer)
             if not isinstance(inner_optimizer, torch.optim.Optimizer):
