@@ -82,7 +82,7 @@ def test_what_cannot_be_measured_is_one_line(folder, make_model, word_pieces, sm
     unmarked = [{"text": "a cat", "spans": [], "label": 0}]
     cases = [
         ((folder, []), "no instance was given"),
-        ((model, ROWS), "give tokenizer=..., or instances"),
+        ((model, ROWS), "texts need a tokenizer: pass tokenizer=..."),
         ((model, ["the film"], word_pieces), "the examples are of type str; give rows such as"),
         ((model, [{"text": "a cat"}], word_pieces), "row 1: give either 'label'"),
         (
@@ -92,7 +92,7 @@ def test_what_cannot_be_measured_is_one_line(folder, make_model, word_pieces, sm
         ((model, unmarked, word_pieces), "no token is relevant in any of 1 instances"),
         (
             (model.bert, ROWS, word_pieces),
-            r"BertModel is not a sequence classifier .* TorchClassifier\(model, ",
+            r"BertModel is not a sequence classifier .*TorchClassifier\(model, ",
         ),
         ((3, ROWS), "int cannot be measured; give a model or the folder of one"),
     ]

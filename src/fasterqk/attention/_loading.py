@@ -89,7 +89,9 @@ def opened(
         kinds = ", ".join(sorted({type(example).__name__ for example in data}))
         raise InputError(f"the examples are of type {kinds}; give rows such as {{'text': ..., 'label': ...}}")
     if tokenizer is None:
-        raise InputError("the texts have to be encoded for the model; give tokenizer=..., or instances")
+        raise InputError(
+            "texts need a tokenizer: pass tokenizer=..., or encode them as fasterqk.attention.Instance"
+        )
     module: Any = getattr(model, "model", None)
     limit, vocabulary = min(tokenizer.model_max_length, _NO_LIMIT), _NO_LIMIT
     if hasattr(module, "get_input_embeddings"):
@@ -114,7 +116,7 @@ def _wrapped(model: nn.Module) -> Measurable:
         return HuggingFaceClassifier(model)
     raise InputError(
         f"{name} is not a sequence classifier or causal language model of Hugging Face transformers; wrap it:"
-        " TorchClassifier(model, classes=(...), inputs=..., read=...)"
+        " fasterqk.attention.TorchClassifier(model, classes=(...)), and give Instance objects as data"
     )
 
 
