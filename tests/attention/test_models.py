@@ -575,3 +575,21 @@ def test_batches_change_nothing_whatever_a_model_does_with_padding(name, config)
 def test_a_frozen_model_is_read_where_a_free_one_is(make_model):
     own = make_model("BertForSequenceClassification", "BertConfig").requires_grad_(False)
     assert HuggingFaceClassifier(own).reads == "first"
+
+
+def test_an_encoder_that_packs_its_texts_without_padding_is_measured():
+    """The default of `nn.TransformerEncoder`: in evaluation, texts with a mask become a nested tensor."""
+    torch.manual_seed(0)
+    packed, plain = Encoder(), Encoder()
+    packed.encoder = nn.TransformerEncoder(packed.encoder.layers[0], 2)
+    plain.load_state_dict(packed.state_dict())
+    scores = [
+        measure(TorchClassifier(model, classes=("even", "odd")), instances()).summary()["mrta"]
+        for model in (packed, plain)
+    ]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+def test_as_many_names_as_logits():
+    with pytest.raises(InputError, match="3 class names for 2 logits"):
+        measure(TorchClassifier(Encoder(), classes=("a", "b", "c")), instances())
