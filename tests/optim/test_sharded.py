@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from fasterqk import find_circuits, make_optimizer
 from fasterqk.optim._sharded import steps_by_entry
 
 SCRIPT = Path(__file__).with_name("sharded_processes.py")
@@ -155,7 +159,41 @@ def test_what_cannot_work_ends_in_one_line(results, hazard, words):
 
 def test_plain_weights_are_split_beside_sharded_ones():
     """A model without any sharded tensor never lists a weight whole."""
-    from fasterqk import make_optimizer
-
     optimizer = make_optimizer(nn.MultiheadAttention(8, 2), optim.AdamW, lr=1e-3, qk_ratio=10)
     assert [len(group["params"]) for group in optimizer.param_groups] == [4, 2]
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_a_first_step_that_raises_half_way_leaves_no_state():
+    """Such as out of memory between the steps of two groups; the next step begins anew."""
+
+    class OutOfMemory(optim.SGD):
+        full = False
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                if self.full and group["name"] == "qk":
+                    raise RuntimeError("out of memory")
+                for leaf in group["params"]:
+                    self.state[leaf]["sum"] = self.state[leaf].get("sum", 0) + leaf.grad
+                    leaf.data.add_(self.state[leaf]["sum"], alpha=-group["lr"])
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.MultiheadAttention(8, 2, batch_first=True)
+        roles = [(part.start, part.role) for part in find_circuits(model)]
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        circuits = find_circuits(model)  # of a class that fully_shard has derived
+        assert [(part.start, part.role) for part in circuits] == roles
+        optimizer = make_optimizer(model, OutOfMemory, lr=1e-3, qk_ratio=10, circuits=circuits)
+        model(*[torch.randn(1, 3, 8)] * 3)[0].sum().backward()
+        optimizer.full = True
+        with pytest.raises(RuntimeError, match="out of memory"):
+            optimizer.step()
+        optimizer.full = False
+        optimizer.step()
+        fused = model.in_proj_weight
+        assert torch.equal(optimizer.state[fused]["sum"].full_tensor(), fused.grad.full_tensor())
+        assert set(optimizer.state) == set(model.parameters())
+    finally:
+        dist.destroy_process_group()

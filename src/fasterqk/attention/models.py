@@ -219,6 +219,10 @@ class TorchClassifier:
 
     def _probabilities(self, logits: Tensor) -> NDArray[np.float64]:
         logits = logits.detach().cpu().double()
+        if logits.shape[-1] != len(self.classes):
+            raise InputError(
+                f"{len(self.classes)} class names for {logits.shape[-1]} logits: classes={self.classes!r}"
+            )
         return (logits.sigmoid() if self.multi_label else logits.softmax(-1)).numpy()
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:

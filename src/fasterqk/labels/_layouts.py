@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fasterqk.labels.slices import Part, Role
-from fasterqk.trace.modules import meaning, parameters_by_module
+from fasterqk.trace.modules import class_of, meaning, parameters_by_module
 
 # (rows, query heads, key-value heads) -> parts in order; ValueError if the numbers do not fit
 Layout = Callable[[int, int, int], list[Part]]
@@ -185,11 +185,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
 
 def registered(module: nn.Module, child: str) -> "Layout | Role | None":
     """The registered layout or role of the parameters of ``child`` in ``module``; else None."""
-    name = type(module).__name__
+    name = class_of(module).__name__
     for pattern, entries in REGISTRY.items():
         if child in entries and re.fullmatch(pattern, name):
             return entries[child](module)
-    if child == "qkv" and type(module).__module__.startswith(("timm.", "transformers.")):
+    if child == "qkv" and class_of(module).__module__.startswith(("timm.", "transformers.")):
         return concatenated
     if "Indexer" in name:
         # An indexer chooses the keys to attend to, so all of it belongs to the QK circuit.
@@ -213,7 +213,7 @@ _STATE_SPACE = {"A_log", "time_decay", "time_first", "time_mix_key"}
 
 def refused(module: nn.Module) -> bool:
     """Whether ``module`` is known to mix positions without softmax attention."""
-    name = type(module).__name__
+    name = class_of(module).__name__
     if _STATE_SPACE & {parameter for parameter, _ in parameters_by_module(module, recurse=False)}:
         return True
     return bool(_NO_SOFTMAX.search(name)) and not _NOT_A_MIXER.search(name)

@@ -18,6 +18,7 @@ from fasterqk.labels._layouts import Layout, concatenated, keys_then_values, que
 from fasterqk.labels.slices import Role, Slice, whole_slice
 from fasterqk.trace.modules import (
     attention_modules,
+    class_of,
     first_number,
     head_counts,
     layer_number,
@@ -76,7 +77,7 @@ def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Lo
         tuple(holders),
         adapter,
         # Conv1D of GPT-2 keeps (in, out) where nn.Linear keeps (out, in).
-        axis=1 if type(module).__name__ == "Conv1D" and parameter.dim() == 2 else 0,
+        axis=1 if class_of(module).__name__ == "Conv1D" and parameter.dim() == 2 else 0,
         bias=leaf == "bias" or leaf.endswith("_bias"),
     )
 
@@ -132,7 +133,7 @@ def stacks(model: nn.Module, scopes: Mapping[str, "Scope"]) -> dict[str, list[st
 
 def code_of(module: nn.Module) -> tuple[str, Any]:
     """The class of a module and the function that runs: an instance may have a ``forward`` of its own."""
-    kind = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
+    kind = class_of(module)
     forward: Any = getattr(module, "forward", None)
     while isinstance(forward, partial):
         forward = forward.func

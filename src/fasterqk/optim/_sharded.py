@@ -131,8 +131,8 @@ class ShardedWeight:
 
     def gather(self, state: MutableMapping[Any, Any]) -> None:
         """After a step: join the states of the leaves to sharded tensors, the state of the parameter."""
-        states = [state.pop(leaf) for leaf in self.leaves if leaf in state]
-        if not any(states):
+        states = [state.pop(leaf, {}) for leaf in self.leaves]
+        if not all(states):  # a first step that raised half-way has made some of them
             states = []
             if self._whole:
                 state[self.parameter] = self._whole

@@ -88,6 +88,11 @@ def meaning(name: str) -> Meaning:
     )
 
 
+def class_of(module: nn.Module) -> type:
+    """The class of ``module`` as it was written: ``fully_shard`` derives an ``FSDP...`` from it."""
+    return next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
+
+
 # --- Heads ---
 
 _QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
