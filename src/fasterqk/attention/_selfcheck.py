@@ -133,9 +133,7 @@ def _mixes(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
     states = next(
         (x for x in values if isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point()), None
     )
-    if (
-        states is None or states.is_nested or states.shape[1] < 2
-    ):  # nested: no padding
+    if states is None or states.is_nested or states.shape[1] < 2:  # nested: no padding
         return False
     other = states.clone()
     other[:, 0] = other[:, 0].flip(-1) + 1
