@@ -33,7 +33,6 @@ from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.figures import (
     effect_record,
     save_curve,
-    save_curves,
     save_document,
     save_dtaps,
     save_forest,
@@ -430,7 +429,7 @@ class Outcome:
             dtaps = {arm_text(arm): table for arm, table in self.dtaps.items()}
             about = {"title": f"{title}: DTAP", "caption": f"{setting}."}
             files["dtap"] = save_dtaps(dtaps, out, f"{name}-dtap", **about)
-        self._save_for_page(out, effects)
+        self._save_effects(out)
         return files
 
     def _save_table(self, out: Path, *, title: str, caption: str) -> dict[str, str]:
@@ -444,35 +443,16 @@ class Outcome:
                 columns.append({"key": source, "label": label, "source": "paper"})
         return save_table(out, self.comparison.key, title=title, caption=caption, columns=columns, rows=rows)
 
-    def _save_for_page(self, out: Path, effects: Sequence[Effect]) -> None:
-        """Write what the page draws itself: effects, and what cells measured along training."""
-        name, title, setting = self.comparison.key, self.comparison.title, self.setting()
-        null = next((effect.null for effect in effects if effect.score == "mrta"), None)
-        save_curves(
-            out,
-            name,
-            title=f"{title}: along training",
-            caption=f"{setting}.",
-            x={"key": "epoch", "label": "epoch"},
-            metrics=[
-                {"key": "loss", "label": "training loss", "log": True},
-                {"key": "mrta", "label": "attention on relevant tokens (MRTA)"}
-                | ({"null": null} if null else {}),
-                {"key": "test_accuracy", "label": "test accuracy"},
-            ],
-            cells=[
-                {"arm": arm_text(arm), "seed": seed, "points": history}
-                for (arm, seed), history in self.measured.histories.items()
-            ],
-        )
+    def _save_effects(self, out: Path) -> None:
+        """Write the effects, from which the page draws its first chart."""
         options = {arm: getattr(config, "optimisation", None) for arm, config in self.comparison.arms.items()}
         records = [
             effect_record(effect)
             | {"arm": arm_text(effect.label), "ratio": getattr(options[effect.label], "qk_ratio", None)}
             for effect in (*self.effects, *self.explored)
         ]
-        document = {"title": title, "setting": setting, "effects": records}
-        save_document(out, "effects", name, document)
+        document = {"title": self.comparison.title, "effects": records}
+        save_document(out, "effects", self.comparison.key, document)
 
 
 def run_arms(

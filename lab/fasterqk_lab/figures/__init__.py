@@ -25,7 +25,6 @@ from fasterqk_lab.figures._documents import dtap_rows as dtap_rows
 from fasterqk_lab.figures._documents import effect_record as effect_record
 from fasterqk_lab.figures._documents import effect_table as effect_table
 from fasterqk_lab.figures._documents import plotting as plotting
-from fasterqk_lab.figures._documents import save_curves as save_curves
 from fasterqk_lab.figures._documents import save_document as save_document
 from fasterqk_lab.figures._documents import save_examples as save_examples
 from fasterqk_lab.figures._documents import save_figure as save_figure

@@ -1,6 +1,6 @@
 """What experiments leave for people and for the page: figures, tables, and JSON documents beside them.
 
-A folder per kind, a file per document: effects, training curves, examples, claims, tables and figures.
+A folder per kind, a file per document: effects, examples, claims, tables and figures.
 Documents are checked when they are written and when they are read. The style of figures is readable in print
 and safe for colour-blind readers; on the page its colours follow the reader's light or dark scheme.
 """
@@ -10,16 +10,18 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fasterqk.attention.statistics import Interval
 from fasterqk.console import is_interval
 from fasterqk.errors import InputError
 from fasterqk.files import plain, read_json, write_bytes, write_csv, write_text
-from fasterqk_lab.compare import STANDS, VERDICTS, Effect
+from fasterqk_lab.compare import STANDS, VERDICTS, Effect, margin_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +35,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # chapter) and ``group`` (the heading that it stands under).
 _LISTS: dict[str, dict[str, tuple[str, ...]]] = {
     "effects": {"effects": ("arm", "score", "at", "stands", "before", "after", "difference")},
-    "curves": {"metrics": ("key", "label"), "cells": ("arm", "points")},
     "examples": {"examples": ("tokens", "relevance", "arms")},
     "tables": {"columns": ("key", "label"), "rows": ()},
     "claims": {"claims": ("claim", "where", "verdict")},
@@ -127,35 +128,17 @@ def effect_record(effect: Effect) -> Document:
     return record
 
 
-def save_curves(
-    out: Path,
-    name: str,
-    *,
-    title: str,
-    caption: str,
-    x: Mapping[str, str],
-    metrics: Sequence[Mapping[str, Any]],
-    cells: Iterable[Mapping[str, Any]],
-) -> Path:
-    """Write ``out/curves/NAME.json``, what cells measured along training; returns its path.
+def read_effect(record: Document) -> Effect:
+    """The effect that :func:`effect_record` wrote, without its curve."""
 
-    ``x`` is ``{key, label}``. A metric is ``{key, label}`` and, where wanted, ``log`` (a logarithmic axis)
-    and ``null`` (the value of uniform attention, drawn as a line). A cell is ``{arm, seed, points}`` with
-    one mapping per point, of which only the keys that are drawn are kept.
+    def interval(name: str) -> Interval:
+        value = {key: nan if number is None else number for key, number in record[name].items()}
+        return Interval(value["mean"], value["half_width"], record[name].get("n") or 1)
 
-    >>> save_curves(Path("out"), "demo", title="Demo", caption="", x={"key": "step", "label": "step"},
-    ...             metrics=[{"key": "loss", "label": "training loss", "log": True}],
-    ...             cells=[{"arm": "r = 1", "seed": 0, "points": [{"step": 0, "loss": 1.6}]}])
-    PosixPath('out/curves/demo.json')
-    """
-    keys = [metric.get("key") for metric in (x, *metrics)]
-    drawn = [
-        {"arm": cell["arm"], "seed": cell.get("seed")}
-        | {"points": [{key: point.get(key) for key in keys} for point in cell["points"]]}
-        for cell in cells
-    ]
-    document = {"title": title, "caption": caption, "x": x, "metrics": metrics, "cells": drawn}
-    return save_document(out, "curves", name, document)
+    values = interval("difference"), interval("after"), interval("before")
+    p, margin = record.get("p"), margin_of(record["score"], values[2].mean)
+    place: Document = {"loss": record.get("loss"), "null": record.get("null"), "p": nan if p is None else p}
+    return Effect(record["arm"], record["score"], "more", *values, record["at"], margin=margin, **place)
 
 
 def save_examples(
@@ -220,13 +203,12 @@ def save_table(
     """Write ``out/tables/NAME.{json,csv}`` and return their paths by suffix.
 
     ``columns`` maps keys to labels (None: the keys of the rows) or lists columns in full: ``{key, label}``
-    and, where wanted, ``digits`` (places after the point) and ``source``
-    (``"paper"`` for the paper's own numbers, ``"null"`` for uniform attention), which the page sets apart. A
-    row maps keys of columns to a number, a text, None, or an interval: any dataclass or mapping with
-    ``mean``, ``half_width`` and ``n``, which become three columns in the CSV.
+    and, where wanted, ``source`` (``"paper"`` for the paper's own numbers, ``"null"`` for uniform attention),
+    which the page sets apart. A row maps keys of columns to a number, a text, None, or an interval: any
+    dataclass or mapping with ``mean``, ``half_width`` and ``n``, which become three columns in the CSV.
 
     >>> save_table(Path("out"), "demo", title="Demo", caption="Two arms.",
-    ...            columns=[{"key": "arm", "label": "arm"}, {"key": "mrta", "label": "MRTA", "digits": 3}],
+    ...            columns=[{"key": "arm", "label": "arm"}, {"key": "mrta", "label": "MRTA"}],
     ...            rows=[{"arm": "r = 1", "mrta": {"mean": 0.31, "half_width": 0.02, "n": 5}}])
     {'json': 'out/tables/demo.json', 'csv': 'out/tables/demo.csv'}
     """

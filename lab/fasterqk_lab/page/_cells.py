@@ -7,28 +7,36 @@ are one arm, which is named by the settings in which it differs from the others 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fasterqk.attention.scores import title_of
 from fasterqk.attention.statistics import interval
 from fasterqk.console import duration_text, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json, plain
 from fasterqk_lab.compare import LEVEL, Effect, compare_arms, correct, measured
-from fasterqk_lab.figures import effect_record
-from fasterqk_lab.figures._documents import Document
-from fasterqk_lab.page._words import page_text
+from fasterqk_lab.figures import (
+    COLORS,
+    Line,
+    Panel,
+    effect_record,
+    save_document,
+    save_forest,
+    save_panels,
+    save_table,
+)
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs._store import read_result, read_sealed
 from fasterqk_lab.runs._table import STATES, Summary, flatten, headline, summarize, with_lists_as_text
 
 # What is drawn of a training; of another function's history, its first numbers.
-_DRAWN: dict[str, dict[str, Any]] = {
-    "loss": {"label": "training loss", "log": True},
-    "mrta": {"label": "attention on relevant tokens (MRTA)"},
-    "test_accuracy": {"label": "test accuracy"},
+_DRAWN = {
+    "loss": "training loss",
+    "mrta": "attention on relevant tokens (MRTA)",
+    "test_accuracy": "test accuracy",
 }
 _ACROSS = ("epoch", "step")
 _OTHERS_DRAWN = 4
@@ -36,8 +44,8 @@ _OTHERS_DRAWN = 4
 _DECIDES, _BESIDE = ("mrta",), ("ac", "acmc", "test_accuracy")
 _LABELS = {"mass": "attention on relevant tokens (MRTA)", "null": "MRTA, uniform attention"}
 _LABELS |= {"loss": "training loss", "accuracy": "test accuracy"}
-# More arms than this cannot be told apart in one chart.
-ARMS_DRAWN = 14
+# More arms than this cannot be told apart in one chart: two for each colour.
+ARMS_DRAWN = 2 * len(COLORS)
 
 Points = list[Mapping[str, Any]]
 
@@ -133,42 +141,43 @@ def what_was_run(cells: Sequence[Cell]) -> str:
     return f"{len(cells)} cell{'' if len(cells) == 1 else 's'}: {', '.join(parts)}"
 
 
-def cell_documents(cells: Sequence[Cell]) -> dict[str, list[Document]]:
-    """Effects, curves and tables of all groups of ``cells``, in the form of those that experiments write."""
+def save_cells(cells: Sequence[Cell], out: Path) -> str:
+    """Write effects, figures and tables of all groups of ``cells`` as experiments write theirs.
+
+    Returns what they reached in a sentence, empty without attention.
+    """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(cell.group, []).append(cell)
-    documents: dict[str, list[Document]] = {"effects": [], "curves": [], "tables": []}
-    for group, members in sorted(groups.items()):
-        name = re.sub(r"[^A-Za-z0-9]+", "", group).lower() or "cells"
-        setting = f"{group}, {what_was_run(members)}"
-        for folder, of_group in _group_documents(group, members).items():
-            for document in of_group:
-                document["name"] = "-".join([name, "cells", *filter(None, [document.get("name")])])
-                document["title"] = ": ".join([group, *filter(None, [document.get("title")])])
-                document["caption"] = " ".join([f"{setting}.", document.get("caption", "")]).strip()
-                # There is no file that the page could link to.
-                documents[folder].append({"see": "", "alt": "", "file": "", **plain(document)})
-    return documents
+    return " ".join(filter(None, (_save_group(group, groups[group], out) for group in sorted(groups))))
 
 
-def _group_documents(group: str, cells: Sequence[Cell]) -> dict[str, list[Document]]:
+def _save_group(group: str, cells: Sequence[Cell], out: Path) -> str:
+    name = f"{re.sub(r'[^A-Za-z0-9]+', '', group).lower() or 'cells'}-cells"
+    caption = f"{group}, {what_was_run(cells)}."
     done = [cell for cell in cells if cell.about.state == "done"]
     everywhere, varied = _varied(cells), _varied(done)
     arms: dict[str, list[Cell]] = {}
     for cell in done:
         arms.setdefault(_label(cell, varied), []).append(cell)
-    effects = _effects(group, arms, [name for name in varied if name != "qk_ratio"])
-    tables = (
-        _condition_table(arms, varied),
-        _settings_table(cells, everywhere),
-        _cell_table(cells, everywhere),
-    )
-    return {
-        "effects": [{"effects": effects}] if effects else [],
-        "curves": _curves(arms),
-        "tables": [table for table in tables if table["rows"]],
+    effects, ratios = _effects(group, arms, [setting for setting in varied if setting != "qk_ratio"])
+    if effects:
+        records = [effect_record(effect) | {"ratio": ratios[effect.label]} for effect in effects]
+        save_document(out, "effects", name, {"title": group, "effects": records})
+        titles = {score: title_of(score) for score in dict.fromkeys(effect.score for effect in effects)}
+        save_forest(effects, titles, out, name, title=f"{group}: at equal training loss", caption=caption)
+    _save_curves(arms, out, name, f"{group}: along training", caption)
+    conditions = _condition_rows(arms, varied)
+    same = "All other settings are the same; fasterqk-lab runs show prints them."
+    tables = {
+        "conditions": ("what each condition reached", conditions, ""),
+        "differences": ("what differs between the configurations", _setting_rows(cells, everywhere), same),
+        "every": ("every cell", _cell_rows(cells, everywhere), ""),
     }
+    for kind, (title, rows, more) in tables.items():
+        if rows:
+            _save_table(rows, out, f"{name}-{kind}", f"{group}: {title}", f"{caption} {more}".strip())
+    return _what_was_reached(conditions)
 
 
 def _varied(cells: Sequence[Cell]) -> list[str]:
@@ -192,7 +201,10 @@ def _shown(value: Any) -> str:
 # --- Effects: each arm against that with equal rates which agrees in all else, or against the first ---
 
 
-def _effects(group: str, arms: Mapping[str, Sequence[Cell]], others: Sequence[str]) -> list[Document]:
+def _effects(
+    group: str, arms: Mapping[str, Sequence[Cell]], others: Sequence[str]
+) -> tuple[list[Effect], dict[str, float]]:
+    """The effects, and how much faster the query-key circuit of each arm learns than its baseline's."""
     trained = {arm: [cell for cell in cells if cell.losses] for arm, cells in arms.items()}
     trained = {arm: cells for arm, cells in trained.items() if cells}
     by_ratio = len({cells[0].ratio == 1 for cells in trained.values()}) == 2
@@ -211,48 +223,49 @@ def _effects(group: str, arms: Mapping[str, Sequence[Cell]], others: Sequence[st
         deciding += compare_arms(values, dict.fromkeys(_DECIDES, LEVEL))
         beside += compare_arms(values, dict.fromkeys(_BESIDE, LEVEL))
         ratios |= {arm: cells[0].ratio / baseline.ratio for arm, cells in compared.items()}
-    effects = [*correct(deciding), *correct(beside)]
-    return [effect_record(effect) | {"ratio": ratios[effect.label]} for effect in effects]
+    return [*correct(deciding), *correct(beside)], ratios
 
 
 # --- Curves and tables ---
 
 
-def _curves(arms: Mapping[str, Sequence[Cell]]) -> list[Document]:
-    """What every cell measured along the way; nothing where nothing can be drawn."""
+def _save_curves(arms: Mapping[str, Sequence[Cell]], out: Path, name: str, title: str, caption: str) -> None:
+    """Draw what every cell measured along the way; nothing where nothing can be drawn."""
     cells = [(arm, cell) for arm, members in arms.items() for cell in members if cell.history]
-    drawn_arms = list(dict.fromkeys(arm for arm, _ in cells))
+    names = list(dict.fromkeys(arm for arm, _ in cells))
     points = [point for _, cell in cells for point in cell.history]
     keys = dict.fromkeys(key for point in points for key, value in point.items() if value is not None)
     texts = {key for point in points for key in keys if mean_of(point.get(key) or 0) is None}
     numbers = [key for key in keys if key not in texts]
     across = next((key for key in _ACROSS if key in numbers), None)
-    if across is None:
-        return []
     drawn = [key for key in _DRAWN if key in numbers]
     drawn = drawn or [key for key in numbers if key not in _ACROSS][:_OTHERS_DRAWN]
+    if across is None or not drawn:
+        return
     nulls = [mean for _, cell in cells if (mean := mean_of(headline(cell.result).get("null"))) is not None]
-    null = {"mrta": {"null": sum(nulls) / len(nulls)}} if nulls else {}
-    more = f"The first {ARMS_DRAWN} of {len(drawn_arms)} conditions; the table has all of them."
-    document = {
-        "title": "along training",
-        "caption": more if len(drawn_arms) > ARMS_DRAWN else "",
-        "x": {"key": across, "label": across},
-        "metrics": [{"key": key, "label": key} | _DRAWN.get(key, {}) | null.get(key, {}) for key in drawn],
-        "cells": [
-            {
-                "arm": arm,
-                "seed": cell.seed,
-                "points": [{key: point.get(key) for key in (across, *drawn)} for point in cell.history],
-            }
-            for arm, cell in cells
-            if arm in drawn_arms[:ARMS_DRAWN]
-        ],
-    }
-    return [document]
+    if len(names) > ARMS_DRAWN:
+        caption += f" The first {ARMS_DRAWN} of {len(names)} conditions; the table has all of them."
+    panels = []
+    for key in drawn:
+        lines: list[Line] = []
+        for arm, cell in cells:
+            place = names.index(arm)
+            if place < ARMS_DRAWN:
+                label = "" if any(line.label == arm for line in lines) else arm
+                dashes = "--" if place >= len(COLORS) else "-"
+                style = {"color": COLORS[place % len(COLORS)], "linestyle": dashes, "linewidth": 1}
+                record = [point for point in cell.history if point.get(across) is not None]
+                x, y = ([point.get(axis) for point in record] for axis in (across, key))
+                lines.append(Line(label, x, y, style))  # type: ignore[arg-type]
+        above = all(value > 0 for line in lines for value in line.up if isinstance(value, int | float))
+        panel = Panel(_DRAWN.get(key, key), (across, ""), lines, log="y" if key == "loss" and above else "")
+        null = sum(nulls) / len(nulls) if nulls and key == "mrta" else None
+        panels.append(replace(panel, null=null, legend={} if key == drawn[0] and len(names) > 1 else None))
+    about: Any = {"title": title, "caption": caption, "see": "One line per seed."}
+    save_panels(panels, out, f"{name}-along", size=(3.8, 3.2), **about)
 
 
-def _condition_table(arms: Mapping[str, Sequence[Cell]], varied: Sequence[str]) -> Document:
+def _condition_rows(arms: Mapping[str, Sequence[Cell]], varied: Sequence[str]) -> list[dict[str, Any]]:
     """What each arm reached: its loss, and its attention beside that of uniform attention."""
     rows: list[dict[str, Any]] = []
     for cells in arms.values():
@@ -264,7 +277,7 @@ def _condition_table(arms: Mapping[str, Sequence[Cell]], varied: Sequence[str]) 
         for key in dict.fromkeys(key for numbers in headlines for key in numbers):
             row[key] = interval([numbers.get(key) for numbers in headlines])
         rows.append(row)
-    return {"see": _what_was_reached(rows)} | _table("conditions", "what each condition reached", rows)
+    return rows
 
 
 def _what_was_reached(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -275,12 +288,12 @@ def _what_was_reached(rows: Sequence[Mapping[str, Any]]) -> str:
     )
     if not masses:
         return ""
-    ends = " to ".join(dict.fromkeys((page_text(min(masses)), page_text(max(masses)))))
-    null = f" (uniform attention: {page_text(sum(nulls) / len(nulls))})" if nulls else ""
+    ends = " to ".join(dict.fromkeys((f"{min(masses):.3f}", f"{max(masses):.3f}")))
+    null = f" (uniform attention: {sum(nulls) / len(nulls):.3f})" if nulls else ""
     return f"Attention on the relevant words is {ends}{null} after training."
 
 
-def _settings_table(cells: Sequence[Cell], varied: Sequence[str]) -> Document:
+def _setting_rows(cells: Sequence[Cell], varied: Sequence[str]) -> list[dict[str, Any]]:
     """What differs between the configurations: every setting that varies, with its values."""
     rows = []
     for setting in (*varied, "seed") if len(cells) > 1 else ():
@@ -289,11 +302,10 @@ def _settings_table(cells: Sequence[Cell], varied: Sequence[str]) -> Document:
         texts = list(dict.fromkeys(map(_shown, values)))
         if texts:
             rows.append({"setting": setting, "values": ", ".join(texts), "number": len(texts)})
-    table = _table("differences", "what differs between the configurations", rows)
-    return {**table, "caption": "All other settings are the same; fasterqk-lab runs show prints them."}
+    return rows
 
 
-def _cell_table(cells: Sequence[Cell], varied: Sequence[str]) -> Document:
+def _cell_rows(cells: Sequence[Cell], varied: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for cell in sorted(cells, key=lambda cell: cell.about.state != "failed"):
         row: dict[str, Any] = {"cell": cell.folder.name, "state": cell.about.state}
@@ -301,11 +313,11 @@ def _cell_table(cells: Sequence[Cell], varied: Sequence[str]) -> Document:
         row |= {key: value for key, value in headline(cell.result).items() if key not in row}
         row |= {"seconds": cell.about.seconds} if cell.about.seconds is not None else {}
         rows.append(row | ({"error": cell.error} if cell.about.state == "failed" else {}))
-    return _table("every", "every cell", rows)
+    return rows
 
 
-def _table(name: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Document:
+def _save_table(rows: Sequence[Mapping[str, Any]], out: Path, name: str, title: str, caption: str) -> None:
     keys = dict.fromkeys(key for row in rows for key in row)
     columns = [{"key": key, "label": _LABELS.get(key, key)} for key in keys]
     columns = [column | ({"source": "null"} if column["key"] == "null" else {}) for column in columns]
-    return {"name": name, "title": title, "columns": columns, "rows": list(rows)}
+    save_table(out, name, title=title, caption=caption, columns=columns, rows=rows)

@@ -1,11 +1,17 @@
-"""The report: one self-contained HTML page, under three megabytes, from whatever a results folder holds."""
+"""The report: one self-contained HTML page, under three megabytes, from whatever a results folder holds.
+
+It shows the figures and tables that the pages of docs/results show too, examples of attention, and claims.
+``fasterqk_lab.compare`` decides what an effect shows; the page repeats that (``stands``) and adds no rule.
+"""
 
 import base64
 import os
 import re
+import tempfile
+import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -13,81 +19,77 @@ from typing import Any
 from urllib.parse import quote
 
 from fasterqk import __version__
+from fasterqk.attention.scores import SCORES
+from fasterqk.console import cell_text, is_interval, mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk.pages import CHART_SCRIPTS, json_text, page_html, write_explorer
-from fasterqk_lab.compare import VERDICTS
-from fasterqk_lab.figures._documents import Document, load_documents, themed
-from fasterqk_lab.page._cells import Cell, cell_documents, read_cells, what_was_run
-from fasterqk_lab.page._words import (
-    TERMS,
-    Definitions,
-    Row,
-    answer,
-    count,
-    effects_table,
-    forests,
-    html_table,
-    null_change,
-    page_text,
-    read_rows,
-    sentences,
-    signed_text,
-    terms_in,
-)
+from fasterqk_lab.compare import LEVEL, LOSS, STANDS, VERDICTS
+from fasterqk_lab.figures import save_forest
+from fasterqk_lab.figures._documents import Document, load_documents, read_effect, themed
+from fasterqk_lab.page._cells import Cell, read_cells, save_cells, what_was_run
 
 PAGE_BYTES = 3_000_000
 # Shares of the page; a cell of a table takes about 90 bytes with its markup.
 _IMAGE_BYTES = 1_700_000
 _ONE_IMAGE_BYTES = 600_000
 _EXAMPLES_BYTES = 350_000
-_CURVES_BYTES = 350_000
 _TABLE_CELLS = 5_000
-_POINTS_PER_CELL = 200
 
-REPORT_SCRIPTS = (*CHART_SCRIPTS, *(f"report-{part}.js" for part in ("tables", "curves", "examples", "main")))
-_FOLDERS = ("effects", "figures", "curves", "examples", "tables")
+REPORT_SCRIPTS = (*CHART_SCRIPTS, *(f"report-{part}.js" for part in ("tables", "examples", "main")))
+_FOLDERS = ("effects", "figures", "examples", "tables")
 QUESTION = "Does faster query-key learning sharpen attention?"
+ATTENTION = "mrta"
 # Tables of a chapter with more rows than this, taken together, are folded.
 _ROWS_SHOWN = 12
-_EFFECTS = 30
-_SEE_AT_EQUAL_LOSS = (
-    "Compare the lines at the same loss: a line that lies higher attends more to the relevant words."
-)
+# The chart of the first screen, with at most so many effects, two lines of so many letters each.
+_OVERVIEW, _EFFECTS, _LABEL = "overview", 30, 30
 _SEE_IN_DTAP = "Further right: more attention on the relevant words. Further up: surer of the right answer."
 
 
 def write_page(out: Path, path: Path | None = None, *, title: str | None = None) -> Path:
     """Write the report of the results folder ``out`` to ``path`` (default ``out/report.html``).
 
-    Effects, figures, tables, curves, examples and claims are found in the folders of these names.
-    ``title`` stands at the top instead of the question that the page answers. Returns the path; a page at
-    its default place has the explorer beside it, and links to it. A folder that holds nothing to show is an
-    error that says how to fill it.
+    Effects, figures, tables, examples and claims are found in the folders of these names. ``title`` stands
+    at the top instead of the question that the page answers. Returns the path; a page at its default place
+    has the explorer beside it, and links to it. A folder that holds nothing to show is an error that says
+    how to fill it.
     """
     out = Path(out)
     beside = path is None or Path(path).resolve() == (out / "report.html").resolve()
     path = out / "report.html" if path is None else Path(path)
+    with tempfile.TemporaryDirectory() as drawn:
+        page = _page(out, path, Path(drawn), title, beside)
+    return write_text(path, page)
+
+
+def _page(out: Path, path: Path, drawn: Path, title: str | None, beside: bool) -> str:
+    """The page; what no experiment wrote is drawn now, in the folder ``drawn``."""
     documents = {folder: load_documents(out, folder) for folder in _FOLDERS}
     of_the_paper = any(documents.values())
     cells = read_cells(out)
     slugs = {chapter_of(document["name"]).slug for group in documents.values() for document in group}
-    for folder, of_cells in cell_documents(_uncovered(cells, slugs)).items():
-        documents[folder] += of_cells
+    reached = save_cells(_uncovered(cells, slugs), drawn)
+    for folder in _FOLDERS:
+        # There is no file of them that the page could link to.
+        documents[folder] += [{**document, "file": ""} for document in load_documents(drawn, folder)]
     if not any(documents.values()):
         raise InputError(
             f"{str(out)!r} holds no figures, tables or examples, and no cells of a sweep or training; "
             f"make some with: fasterqk-lab reproduce all --out {str(out)!r}"
         )
-    folders = {
-        "effects": documents["effects"],
+    shown = {
         "figures": documents["figures"],
-        "curves": fit_curves(documents["curves"]),
         "examples": fit_examples(documents["examples"]),
         "tables": [html_table(table) for table in fit_tables(documents["tables"])],
     }
-    chapters = [_arrange(*chapter) for chapter in in_chapters(folders)]
-    rows = [row for chapter in chapters for row in chapter.effects]
+    chapters = [_arrange(*chapter) for chapter in in_chapters(shown)]
+    said = answer(
+        (chapter_of(document["name"]).title, effect)
+        for document in documents["effects"]
+        for effect in document["effects"]
+    )
+    overview = _save_overview(documents["effects"], drawn)
     empty = dict.fromkeys(("effect", "remark", "experiment", "group"), "")
     claims = [empty | claim for document in load_documents(out, "claims") for claim in document["claims"]]
     groups: dict[str, list[Document]] = {}
@@ -95,15 +97,12 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
         groups.setdefault(claim["group"], []).append(claim)
     run = what_was_run(cells) if cells else ""
     unfinished = run and not of_the_paper and any(cell.about.state != "done" for cell in cells)
-    glance = pick_example(folders["examples"], documents["effects"])
-    heading = title or (QUESTION if rows or claims else f"Results in {out.resolve().name}")
-    reached = [table["see"] for table in documents["tables"] if table["name"].endswith("-cells-conditions")]
-    said = " ".join(sentence for chapter in chapters for sentence in chapter.sentences)
+    glance = pick_example(shown["examples"], documents["effects"])
+    heading = title or (QUESTION if overview or claims else f"Results in {out.resolve().name}")
     body = _body(
         title=heading,
-        answer=answer(rows) or " ".join(reached),
-        forests=forests(rows[:_EFFECTS]),
-        more_effects=max(0, len(rows) - _EFFECTS),
+        answer=said or reached,
+        overview=overview,
         glance=glance,
         claims=groups,
         verdicts=f"{count(len(claims), 'claim')}: {count_verdicts(claims)}",
@@ -113,32 +112,38 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
         run=run,
         missing=f"{run}. Only what is done is on this page." if unfinished else "",
         explorer=beside and of_the_paper,
-        words=Definitions(),
-        glossary={term: TERMS[term] for term in terms_in([said, json_text(plain([folders, claims]))])},
-        names=_names,
-        number=page_text,
-        signed=signed_text,
-        null_change=null_change,
-        links=Links(out, path),
+        mark=mark,
+        glossary={term: TERMS[term] for term in terms_in([json_text(plain([shown, claims]))])},
+        links=Links(out, path, drawn),
         version=__version__,
     )
-    page = page_html(
+    if beside and of_the_paper:
+        write_explorer(path.with_name("explorer.html"))
+    return page_html(
         heading,
         body,
         styles=("base.css", "report.css"),
         scripts=REPORT_SCRIPTS,
-        data={
-            "glance": glance,
-            **{
-                folder: {document["name"]: document for document in folders[folder]}
-                for folder in ("curves", "examples")
-            },
-        },
+        data={"glance": glance, "examples": {document["name"]: document for document in shown["examples"]}},
         folders=[_assets()],
     )
-    if beside and of_the_paper:
-        write_explorer(path.with_name("explorer.html"))
-    return write_text(path, page)
+
+
+def _save_overview(documents: Sequence[Document], drawn: Path) -> Document | None:
+    """Draw the change in attention of all comparisons for the first screen; None without any."""
+    effects = []
+    for document in documents:
+        records = [record for record in document["effects"] if record["score"] == ATTENTION]
+        records = [record for record in records if record["difference"]["mean"] is not None]
+        for record in records:
+            label = document["title"] if len(records) == 1 else f"{document['title']}: {record['arm']}"
+            effects.append(replace(read_effect(record), label="\n".join(textwrap.wrap(label, _LABEL)[:2])))
+    if not effects:
+        return None
+    more = f" {len(effects) - _EFFECTS} more are in the chapters." if len(effects) > _EFFECTS else ""
+    about: Any = {"title": "Attention on the relevant words", "caption": f"n is the number of seeds.{more}"}
+    save_forest(effects[:_EFFECTS], {ATTENTION: ""}, drawn, _OVERVIEW, **about)
+    return next(document for document in load_documents(drawn, "figures") if document["name"] == _OVERVIEW)
 
 
 def count_verdicts(claims: Sequence[Mapping[str, str]]) -> str:
@@ -166,10 +171,46 @@ def _body(**values: Any) -> str:
     return environment.from_string(template).render(**values)
 
 
-def _names(document: Document) -> list[str]:
-    """What the columns and rows of a table are called."""
-    heads = [text for _, text in document.get("heads") or ()]
-    return heads + [text for line in document.get("lines") or () for _, text in line[:2]]
+# --- What the page says ---
+
+_SAID_FIRST = {
+    "more": "puts more attention on the relevant words",
+    "less": "puts less attention on the relevant words",
+    "too small to matter": "changes attention on the relevant words too little to matter",
+    "open": "leaves open whether attention on the relevant words changes",
+}
+_SAID_THEN = {"too small to matter": "a change too small to matter"}
+
+
+def answer(effects: Iterable[tuple[str, Document]]) -> str:
+    """What faster query-key learning does at equal loss, by chapter, in one sentence; empty without any.
+
+    ``effects`` are the records of :func:`fasterqk_lab.figures.effect_record`, each with its chapter.
+    """
+    faster = [
+        (chapter, effect["stands"])
+        for chapter, effect in effects
+        if (effect["score"], effect.get("loss") is not None) == (ATTENTION, True)
+        and effect["at"] in (LEVEL, LOSS)
+        and (effect.get("ratio") is None or effect["ratio"] > 1)
+    ]
+    totals = Counter(chapter for chapter, _ in faster)
+    parts: list[str] = []
+    for stands in STANDS:
+        counts = Counter(chapter for chapter, shown in faster if shown == stands)
+        places = [
+            chapter if number == totals[chapter] else f"{chapter} ({number} of {totals[chapter]})"
+            for chapter, number in counts.items()
+        ]
+        if places:
+            said = _SAID_THEN.get(stands, stands) if parts else _SAID_FIRST[stands]
+            parts.append(f"{said} in {', '.join(places)}")
+    return f"At equal training loss, faster query-key learning {'; '.join(parts)}." if parts else ""
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun: ``1 cell``, ``2 cells``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _uncovered(cells: Sequence[Cell], slugs: set[str]) -> list[Cell]:
@@ -191,19 +232,21 @@ def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> 
     thirds in which the arms differ most in their attention on relevant words; ``note`` says so. ``titles``
     say what the arms are.
     """
-
-    def place(examples: Document) -> tuple[int, str]:
-        slug = chapter_of(examples["name"]).slug
-        return _EXAMPLES_FROM.index(slug) if slug in _EXAMPLES_FROM else len(_EXAMPLES_FROM), examples["name"]
-
-    for document in sorted(sets, key=place):
-        arms, examples = document["arms"][:2], document["examples"]
-        masses = {index: [_mass(example, arm) for arm in arms] for index, example in enumerate(examples)}
-        differences = {
-            index: abs(pair[1] - pair[0])
-            for index, pair in masses.items()
-            if len(pair) == 2 and pair[0] is not None and pair[1] is not None
-        }
+    ratios = {
+        (document["name"], effect["arm"]): effect.get("ratio")
+        for document in effects
+        for effect in document["effects"]
+    }
+    order = {name: place for place, name in enumerate(_EXAMPLES_FROM)}
+    for document in sorted(
+        sets, key=lambda x: (order.get(chapter_of(x["name"]).slug, len(order)), x["name"])
+    ):
+        name, arms, examples = document["name"], document["arms"][:2], document["examples"]
+        differences: dict[int, float] = {}
+        for index, example in enumerate(examples):
+            masses = [mass for arm in arms if (mass := _mass(example, arm)) is not None]
+            if len(masses) == 2:
+                differences[index] = abs(masses[1] - masses[0])
         if not differences:
             continue
         right = [
@@ -215,20 +258,16 @@ def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> 
         ranked = sorted(right or differences, key=lambda index: -differences[index])
         most = ranked[: max(1, 2 * len(ranked) // 3)]
         among = " that both models answer rightly" if right else ""
-        ratios = {
-            effect["arm"]: effect.get("ratio")
-            for of_comparison in effects
-            if of_comparison["name"] == document["name"]
-            for effect in of_comparison["effects"]
+        faster = {
+            arm: f"{arm}: query-key learning rate times {ratio:g}"
+            for arm in arms
+            if (ratio := ratios.get((name, arm)))
         }
         return {
-            "name": document["name"],
+            "name": name,
             "index": min(most, key=lambda index: (len(examples[index]["tokens"]), index)),
             "arms": arms,
-            "titles": [
-                f"{arm}: query-key learning rate times {ratios[arm]:g}" if ratios.get(arm) else arm
-                for arm in arms
-            ],
+            "titles": [faster.get(arm, arm) for arm in arms],
             "note": f"Chosen from {count(len(ranked), 'example')}{among}: the shortest of the {len(most)}"
             " in which the models differ most.",
         }
@@ -305,55 +344,28 @@ def in_chapters(folders: dict[str, list[Document]]) -> list[tuple[Chapter, list[
 
 @dataclass(frozen=True)
 class Arranged:
-    """A chapter as the page shows it: its effects, figures in order as ``(kind, document)``, and tables."""
+    """A chapter as the page shows it: its figures in order as ``(kind, document)``, and its tables."""
 
     place: Chapter
-    effects: list[Row]
     figures: list[tuple[str, Document]]
-    tables: list[tuple[str, Document]]
-
-    @property
-    def sentences(self) -> list[str]:
-        return sentences(self.effects)
+    tables: list[Document]
 
     @property
     def open(self) -> bool:
         """Whether its tables are short enough to be shown unfolded."""
-        return sum(len(document["lines"]) for _, document in self.tables) <= _ROWS_SHOWN
+        return sum(len(document["lines"]) for document in self.tables) <= _ROWS_SHOWN
 
 
 def _arrange(place: Chapter, documents: list[tuple[str, Document]]) -> Arranged:
-    """A chapter: attention at equal loss comes first, heat maps last; effects without a table become one."""
-    tabulated = {document["name"] for folder, document in documents if folder == "tables"}
-    titles = {document["name"]: document["title"] for folder, document in documents if folder == "effects"}
-    chapter = Arranged(place, [], [], [])
-    ordered: list[tuple[int, str, Document]] = []
+    """A chapter: figures come first, then examples, then heat maps."""
+    ranked: list[tuple[int, str, Document]] = []
     for folder, document in documents:
-        if folder == "effects":
-            chapter.effects.extend(read_rows(document, place.title))
-            if document["name"] not in tabulated:
-                chapter.tables.append((folder, html_table(effects_table(document))))
-        elif folder == "tables":
-            chapter.tables.append((folder, document))
-        elif folder == "curves":
-            if _against_loss(document):
-                title = f"{titles.get(document['name'], place.title)}: at equal training loss"
-                ordered.append((0, "equal-loss", {**document, "title": title, "see": _SEE_AT_EQUAL_LOSS}))
-            ordered.append((2, folder, document))
-        elif document["name"].endswith("-dtap"):
-            ordered.append((4, folder, {**document, "see": document["see"] or _SEE_IN_DTAP}))
-        else:
-            ordered.append((3 if folder == "examples" else 1, folder, document))
-    chapter.figures.extend(
-        (kind, document) for _, kind, document in sorted(ordered, key=lambda item: item[0])
-    )
-    return chapter
-
-
-def _against_loss(curves: Document) -> bool:
-    keys = {metric["key"] for metric in curves["metrics"]}
-    arms = {cell["arm"] for cell in curves["cells"]}
-    return {"loss", "mrta"} <= keys and curves["x"]["key"] != "loss" and len(arms) > 1
+        if document["name"].endswith("-dtap"):
+            ranked.append((2, folder, {**document, "see": document["see"] or _SEE_IN_DTAP}))
+        elif folder != "tables":
+            ranked.append((int(folder == "examples"), folder, document))
+    figures = [(folder, document) for _, folder, document in sorted(ranked, key=lambda item: item[0])]
+    return Arranged(place, figures, [document for folder, document in documents if folder == "tables"])
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
@@ -410,27 +422,79 @@ def fit_tables(tables: list[Document]) -> list[Document]:
     return fitted
 
 
-def fit_curves(documents: list[Document]) -> list[Document]:
-    """The curves with as many points per cell as fit; first and last points are always kept."""
-    points = _POINTS_PER_CELL
-    while True:
-        fitted = [
-            {
-                **document,
-                "cells": [{**cell, "points": _thinned(cell["points"], points)} for cell in document["cells"]],
-            }
-            for document in documents
-        ]
-        if points <= 2 or len(json_text(fitted)) <= _CURVES_BYTES:
-            return fitted
-        points = max(2, points // 2)
+# --- Tables as the page shows them ---
 
 
-def _thinned(points: list[Any], wanted: int) -> list[Any]:
-    if len(points) <= wanted:
-        return points
-    last = len(points) - 1
-    return [points[round(k * last / (wanted - 1))] for k in range(wanted)]
+def html_table(table: Document) -> Document:
+    """``table`` with its ``heads`` and ``lines`` of cells, each as ``(HTML attributes, text)``.
+
+    Scripts sort by ``data-sort``; styles tell texts, our numbers, the paper's and the null's apart by class.
+    """
+    columns, rows = table["columns"], table["rows"]
+    heads = [
+        ({"class": _class(column, *(row.get(column["key"]) for row in rows))}, column["label"])
+        for column in columns
+    ]
+    lines = [[_html_cell(column, row.get(column["key"])) for column in columns] for row in rows]
+    return {**table, "heads": heads, "lines": lines}
+
+
+def _html_cell(column: Mapping[str, Any], value: Any) -> tuple[dict[str, Any], str]:
+    seeds = count(value["n"], "seed") if is_interval(value) and value.get("n") else None
+    return {"class": _class(column, value), "data-sort": mean_of(value), "title": seeds}, cell_text(value)
+
+
+def _class(column: Mapping[str, Any], *values: Any) -> str:
+    return "text" if all(isinstance(value, str) for value in values) else column.get("source", "ours")
+
+
+# --- Definitions of abbreviations ---
+
+_LETTERS = "the query-key weights are {}, the output-value weights {}"
+_FACTORIZED, _COLLAPSED = "two matrices (factorized)", "one matrix (collapsed)"
+TERMS = {
+    "MRTA": "mean relevant-token attention: the share of a model's attention, at the position that makes the"
+    " prediction, that falls on relevant words; mean over instances",
+    "AC": "attention confidence: percent of instances with at least half of the attention on relevant words",
+    "ACMC": "percent of instances with at least half of the attention on relevant words and a probability of"
+    " the right answer of at least one half",
+    "DTAP": "instances counted by attention on relevant words (across) and by probability of the right answer"
+    " (up)",
+    "AOPC": "mean over several percentages k of tokens that are kept or removed",
+    "AUPRC": "area under the precision-recall curve: are the most attended words those that people marked?",
+    "IOU": "intersection over union of attended and marked words",
+    "sufficiency": f"{SCORES['sufficiency'].description}; lower is better",
+    "comprehensiveness": f"{SCORES['comprehensiveness'].description}; higher is better",
+    "FAFO": _LETTERS.format(_FACTORIZED, _FACTORIZED),
+    "FACO": _LETTERS.format(_FACTORIZED, _COLLAPSED),
+    "CAFO": _LETTERS.format(_COLLAPSED, _FACTORIZED),
+    "CACO": _LETTERS.format(_COLLAPSED, _COLLAPSED),
+    "QK": "query-key circuit: the weights that decide where a model attends",
+    "OV": "output-value circuit: the weights that decide what is read there",
+    "null": "the score of uniform attention, or of a random ranking of the words",
+    "baseline": "the arm in which all weights have the same learning rate",
+    "rollout": "attention multiplied through all layers, from the last to the words",
+}
+_TERM = re.compile(rf"(?<![\w-])({'|'.join(TERMS)})(?![\w-])")
+# Terms that are marked wherever they stand; the others are in the list of words only.
+_MARKED = {term for term in TERMS if term.isupper() and len(term) > 1} - {"QK", "OV"}
+
+
+def terms_in(texts: Iterable[Any]) -> list[str]:
+    """The terms with a definition that occur in ``texts``, in the order of the list."""
+    present = {term for text in texts if isinstance(text, str) for term in _TERM.findall(text)}
+    return [term for term in TERMS if term in present]
+
+
+def mark(text: Any) -> Any:
+    """``text``, escaped, with every abbreviation that has a definition as an ``abbr`` element."""
+    from markupsafe import Markup, escape
+
+    def marked(match: re.Match[str]) -> str:
+        term = match[1]
+        return f'<abbr title="{escape(TERMS[term])}">{term}</abbr>' if term in _MARKED else term
+
+    return Markup(_TERM.sub(marked, str(escape(text))))
 
 
 # --- Links to the files of the results folder, and pictures inside the page ---
@@ -442,8 +506,8 @@ _SAFE = " <>/:;=?@[]^`{|}~!$'()*+,"
 class Links:
     """Addresses for one page; pictures are taken in until the page is full."""
 
-    def __init__(self, out: Path, page: Path) -> None:
-        self._out = out
+    def __init__(self, out: Path, page: Path, drawn: Path) -> None:
+        self._folders = [out / "figures", drawn / "figures"]
         self._base = os.path.relpath(out.resolve(), page.resolve().parent)
         self._left = _IMAGE_BYTES
 
@@ -459,22 +523,24 @@ class Links:
         from markupsafe import Markup
 
         for suffix, address in (("svg", _svg_address), ("png", _png_address)):
-            path = self._out / "figures" / f"{name}.{suffix}"
-            if not path.is_file():
-                continue
-            data = address(path)
-            if len(data) <= min(_ONE_IMAGE_BYTES, self._left):
+            path = self._find(f"{name}.{suffix}")
+            data = address(path) if path.is_file() else ""
+            if data and len(data) <= min(_ONE_IMAGE_BYTES, self._left):
                 self._left -= len(data)
                 return Markup(data)
         return None
 
     def width(self, name: str) -> int:
         """The width in pixels below which the text of a figure is too small to read."""
-        path = self._out / "figures" / f"{name}.svg"
+        path = self._find(f"{name}.svg")
         if not path.is_file():
             raise InputError(f"{str(path)!r} is missing beside its .json; make the figure again")
         width = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', path.read_text(encoding="utf-8")[:2000])
         return round(float(width[1])) if width else 520
+
+    def _find(self, file: str) -> Path:
+        paths = [folder / file for folder in self._folders]
+        return next((path for path in paths if path.is_file()), paths[0])
 
 
 def _svg_address(path: Path) -> str:

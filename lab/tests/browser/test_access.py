@@ -8,7 +8,6 @@ from fasterqk.pages import write_explorer
 from fasterqk_lab.compare import STANDS, VERDICTS
 from fasterqk_lab.figures import (
     plotting,
-    save_curves,
     save_document,
     save_dtaps,
     save_examples,
@@ -71,33 +70,22 @@ def report(tmp_path_factory):
         ("table-hatexplain-paper", "HateXplain, one layer", "more", interval(0.3)),
         ("table-kvqa-paper", "Generated key-value questions", "open", interval(-0.1, None, 1)),
     ]:
-        effect = {"arm": "faster QK", "score": "mrta", "at": "level", "loss": 0.05, "null": 0.4, "ratio": 30}
-        effect |= {"before": interval(0.4), "after": interval(0.7), "difference": difference}
+        effect = {
+            "arm": "faster QK",
+            "score": "mrta",
+            "at": "level",
+            "loss": 0.05,
+            "null": 0.4,
+            "ratio": 30,
+            "p": 0.01,
+        }
+        effect |= {"ratio": 30, "before": interval(0.4), "after": interval(0.7), "difference": difference}
         effects = [{**effect, "stands": stands, "levels": 0.9, "progress": [0.2, 0.3]}]
         save_document(out, "effects", name, {"title": title, "setting": "5 seeds", "effects": effects})
     # Other scores have charts of their own.
     effects = [{**effect, "arm": stands, "score": "sufficiency_5", "stands": stands} for stands in STANDS]
     save_document(
         out, "effects", "faithfulness", {"title": "Faithfulness", "setting": "5 seeds", "effects": effects}
-    )
-    save_curves(
-        out,
-        "table-hatexplain-paper",
-        title="HateXplain, one layer: along training",
-        caption="A caption.",
-        x={"key": "epoch", "label": "epoch"},
-        metrics=[
-            {"key": "loss", "label": "training loss", "log": True},
-            {"key": "mrta", "label": "attention on relevant tokens (MRTA)", "null": 0.4},
-        ],
-        cells=[
-            {
-                "arm": arm,
-                "seed": 0,
-                "points": [{"epoch": k, "loss": 1 / (k + 1), "mrta": k / 9} for k in range(9)],
-            }
-            for arm in ARMS
-        ],
     )
     weights = {"baseline": [0.25, 0.25, 0.25, 0.25], "faster QK": [0.05, 0.8, 0.1, 0.05]}
     readings = {
@@ -201,10 +189,6 @@ def test_pictures_are_described_and_not_by_their_title(opened):
         assert len(alt) > 20
         assert alt.strip(".") not in figure.locator("h3").inner_text()
     assert "attention against ratio" in page.locator("#figure-fig4 img").get_attribute("alt")
-    labels = page.locator("svg[role=img]").evaluate_all(
-        "all => all.map((one) => one.getAttribute('aria-label'))"
-    )
-    assert labels and all(label and len(label) > 15 for label in labels)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -256,12 +240,7 @@ def test_the_first_screen_holds_the_answer_the_example_and_the_chart(open_page, 
     assert answer.endswith(
         "puts more attention on the relevant words in HateXplain; open in Key-value questions."
     )
-    for part in [
-        ".answer",
-        ".forest tbody tr >> nth=0",
-        ".forest tbody tr >> nth=1",
-        "[data-glance] .words >> nth=1",
-    ]:
+    for part in [".answer", ".glance img", "[data-glance] .words >> nth=1"]:
         box = page.locator(part).bounding_box()
         assert box["y"] + box["height"] <= 800, part
     words = page.locator("[data-glance]")

@@ -70,5 +70,5 @@ def test_a_finished_sweep_is_a_page_with_a_title(tmp_path, capsys):
     assert "<h1>Is &lt;x&gt; found?</h1>" in text
     assert re.search(r"5 cells: 4 done, 1 failed, .* of computing\. Only what is done is on this page", text)
     assert "cannot read &#39;nowhere.jsonl&#39;" in text
-    assert 'data-against="loss"' in text
+    assert 'id="figure-jsonl-cells"' in text  # every arm at equal loss
     assert not (tmp_path / "out" / "explorer.html").exists()

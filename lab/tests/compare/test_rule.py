@@ -13,10 +13,12 @@ from fasterqk_lab.compare import (
     END,
     LEVEL,
     LOSS,
+    STANDS,
     Effect,
     Measured,
     above,
     compare,
+    compare_arms,
     correct,
     margin_of,
     measured,
@@ -249,3 +251,24 @@ def test_fewer_than_half_of_the_levels_make_it_depend_on_the_setting():
     equal = replace(effect(0.0, 0.01, claimed="equal"), curve=((0.1, no), (0.2, no)))
     assert verdict(correct([equal])) == "confirmed"
     assert MORE.agreement is None
+
+
+@pytest.mark.parametrize("claimed", ["more", "less", "equal", "not less"])
+@pytest.mark.parametrize(
+    ("mean", "stands"), [(0.3, STANDS[0]), (-0.3, STANDS[1]), (0.0, STANDS[2]), (0.05, STANDS[3])]
+)
+def test_what_an_effect_shows_does_not_depend_on_the_claim(claimed, mean, stands):
+    value = Interval(mean, 0.1 if stands == "open" else 0.01, 5)
+    [shown] = correct([Effect("a", "mrta", claimed, value, value, value, "end")])
+    assert shown.stands == stands
+
+
+def test_arms_are_compared_with_their_baselines_in_scores_that_both_have():
+    cells = {
+        (arm, seed): {"history": [{"loss": 1 / (k + 1), "mrta": k * slope + seed / 100} for k in range(4)]}
+        for arm, slope in (("base", 0.1), ("fast", 0.2))
+        for seed in range(3)
+    }
+    [compared] = compare_arms(measured("demo", cells), {"mrta": LEVEL, "ac": LEVEL})
+    assert (compared.label, compared.score, compared.at) == ("fast", "mrta", "level")
+    assert compared.value.mean == pytest.approx(0.3)

@@ -228,7 +228,7 @@ def test_everything_that_shows_it_is_written(deep, tmp_path, capsys):
     assert set(files) == {"table", "forest", "curve", "layers", "dtap"}
     for kind in ("", "-curve", "-by-layer", "-dtap"):
         assert (tmp_path / "figures" / f"table-agreement-paper{kind}.svg").exists()
-    for folder in ("tables", "curves", "effects"):
+    for folder in ("tables", "effects"):
         assert (tmp_path / folder / "table-agreement-paper.json").exists()
     assert outcome.dtaps[FASTER]["mean"][1] == pytest.approx([30, 70])
     show_comparison({**json.loads(canonical_json(outcome.summary())), "files": files})

@@ -12,7 +12,6 @@ import pytest
 from fasterqk.errors import InputError
 from fasterqk_lab.figures._documents import (
     load_documents,
-    save_curves,
     save_document,
     save_examples,
     save_table,
@@ -59,26 +58,6 @@ def test_a_wrong_example_is_refused(tmp_path, change, said):
     assert not list(tmp_path.iterdir())
 
 
-def save_demo_curves(out, cells, metrics=({"key": "loss", "label": "loss"},)):
-    return save_curves(
-        out, "demo", title="T", caption="", x={"key": "step", "label": "step"}, metrics=metrics, cells=cells
-    )
-
-
-def test_points_keep_only_what_is_drawn(tmp_path):
-    points = [{"step": 0, "loss": 1.5, "gradient": 7}, {"step": 1, "loss": float("nan")}]
-    save_demo_curves(tmp_path, [{"arm": "r = 1", "points": points}])
-    [found] = load_documents(tmp_path, "curves")
-    assert found["cells"] == [
-        {"arm": "r = 1", "seed": None, "points": [{"step": 0, "loss": 1.5}, {"step": 1, "loss": None}]}
-    ]
-
-
-def test_a_metric_without_a_label_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no 'key' and 'label'"):
-        save_demo_curves(tmp_path, [], metrics=[{"key": "loss"}])
-
-
 EFFECT = {"arm": "faster QK", "score": "mrta", "at": "end", "stands": "more"}
 EFFECT |= {key: {"mean": 0.4, "half_width": 0.01, "n": 5} for key in ("before", "after", "difference")}
 
@@ -122,7 +101,7 @@ def test_a_wrong_claim_is_refused(tmp_path, claim, said):
         save_document(tmp_path, "claims", "paper", {"title": "Claims", "claims": [claim]})
 
 
-COLUMNS = [{"key": "arm", "label": "arm"}, {"key": "ac", "label": "AC", "digits": 1, "source": "paper"}]
+COLUMNS = [{"key": "arm", "label": "arm"}, {"key": "ac", "label": "AC", "source": "paper"}]
 
 
 @dataclass(frozen=True)

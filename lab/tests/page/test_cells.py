@@ -1,13 +1,15 @@
 """Any store as a page: conditions, what differs, comparison at equal loss, and cells that are not done."""
 
+import csv
 import re
 from dataclasses import dataclass
 
 import pytest
 
 from fasterqk_lab.figures import save_table
+from fasterqk_lab.figures._documents import load_documents
 from fasterqk_lab.page import write_page
-from fasterqk_lab.page._cells import ARMS_DRAWN, cell_documents, read_cells
+from fasterqk_lab.page._cells import ARMS_DRAWN, read_cells, save_cells
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs._execute import save_error
 
@@ -44,26 +46,45 @@ def fill(out, configs):
     return store
 
 
-def by_name(documents, folder):
-    return {one["name"]: one for one in documents[folder]}
+@pytest.fixture
+def documents(tmp_path):
+    """What the page shows of the cells in a folder, by folder and name."""
+
+    def load(out):
+        save_cells(read_cells(out), tmp_path / "drawn")
+        return {
+            folder: {document["name"]: document for document in load_documents(tmp_path / "drawn", folder)}
+            for folder in ("effects", "figures", "tables")
+        }
+
+    return load
 
 
-def test_a_sweep_becomes_effects_curves_and_tables(tmp_path):
+def panels_of(out):
+    """The panels of the figure along training, with the lines of each."""
+    path = next((out / "drawn" / "figures").glob("*-along.csv"), None)
+    panels = {}
+    for row in [] if path is None else csv.DictReader(path.open()):
+        panels.setdefault(row["panel"], set()).add(row["line"])
+    return panels
+
+
+def test_a_sweep_becomes_effects_curves_and_tables(tmp_path, documents):
     configs = [Training(qk_ratio=r, lr=lr, seed=s) for r in (30, 1) for lr in (1e-3, 1e-2) for s in range(3)]
     fill(tmp_path, configs)
-    documents = cell_documents(read_cells(tmp_path))
-    [document] = documents["effects"]
+    shown = documents(tmp_path)
+    document = shown["effects"]["mine-cells"]
     effects = [effect for effect in document["effects"] if effect["score"] == "mrta"]
     assert [effect["arm"] for effect in effects] == ["qk_ratio 30, lr 0.001", "qk_ratio 30, lr 0.01"]
     for effect in effects:
         assert (effect["stands"], effect["ratio"], effect["null"]) == ("more", 30, pytest.approx(0.1))
         assert (effect["difference"]["mean"], effect["difference"]["n"]) == (pytest.approx(0.4), 3)
     assert {effect["score"] for effect in document["effects"]} == {"mrta", "test_accuracy"}
-    [curves] = documents["curves"]
-    assert len(curves["cells"]) == 12
-    assert [metric["key"] for metric in curves["metrics"]] == ["loss", "mrta", "test_accuracy"]
-    assert curves["metrics"][1]["null"] == pytest.approx(0.1)
-    tables = by_name(documents, "tables")
+    assert set(shown["figures"]) == {"mine-cells", "mine-cells-along"}
+    panels = panels_of(tmp_path)
+    assert list(panels) == ["training loss", "attention on relevant tokens (MRTA)", "test accuracy"]
+    assert len(panels["training loss"] - {""}) == 4
+    tables = shown["tables"]
     differs = {row["setting"]: row["values"] for row in tables["mine-cells-differences"]["rows"]}
     assert sorted(differs) == ["lr", "qk_ratio", "seed"]
     assert sorted(differs["lr"].split(", ")) == ["0.001", "0.01"]
@@ -73,10 +94,10 @@ def test_a_sweep_becomes_effects_curves_and_tables(tmp_path):
     assert conditions[0]["null"]["mean"] == pytest.approx(0.1)
     text = write_page(tmp_path).read_text()
     assert "faster query-key learning puts more attention on the relevant words in Mine." in text
-    assert 'href="curves/' not in text  # there is no such file
+    assert 'href="figures/' not in text  # there is no such file
 
 
-def test_what_is_not_done_is_said_and_left_out(tmp_path):
+def test_what_is_not_done_is_said_and_left_out(tmp_path, documents):
     store = fill(tmp_path, [Training(qk_ratio=r, seed=s) for r in (1, 30) for s in range(3)])
     save_error(store.begin(Training(qk_ratio=100)), 1, "ValueError: <b>too fast</b>", "Traceback ...")
     store.begin(Training(qk_ratio=200))
@@ -85,25 +106,23 @@ def test_what_is_not_done_is_said_and_left_out(tmp_path):
     store.save(
         Training(qk_ratio=400), {"diverged": True, "loss": None, "history": [{"epoch": 0, "loss": None}]}
     )
-    documents = cell_documents(read_cells(tmp_path))
-    states = {row["state"]: row for row in by_name(documents, "tables")["mine-cells-every"]["rows"]}
+    shown = documents(tmp_path)
+    states = {row["state"]: row for row in shown["tables"]["mine-cells-every"]["rows"]}
     assert set(states) == {"done", "failed", "stopped"}
     assert states["failed"]["error"] == "ValueError: <b>too fast</b>"
-    conditions = by_name(documents, "tables")["mine-cells-conditions"]["rows"]
+    conditions = shown["tables"]["mine-cells-conditions"]["rows"]
     assert [row["qk_ratio"] for row in conditions] == ["1", "30", "400"]
     assert conditions[2]["diverged"] == 1
     assert "mass" not in conditions[2]
-    [document] = documents["effects"]
-    assert {effect["arm"] for effect in document["effects"]} == {"qk_ratio 30"}
+    assert {effect["arm"] for effect in shown["effects"]["mine-cells"]["effects"]} == {"qk_ratio 30"}
     text = write_page(tmp_path).read_text()
     assert "10 cells: 7 done, 1 failed, 1 stopped, 1 damaged. Only what is done is on this page." in text
     assert "ValueError: &lt;b&gt;too fast&lt;/b&gt;" in text
 
 
-def test_one_training_is_a_page(tmp_path):
+def test_one_training_is_a_page(tmp_path, documents):
     fill(tmp_path, [Training(qk_ratio=30)])
-    documents = cell_documents(read_cells(tmp_path))
-    assert documents["effects"] == []
+    assert documents(tmp_path)["effects"] == {}
     text = write_page(tmp_path, title="One <i>training</i>").read_text()
     assert "<h1>One &lt;i&gt;training&lt;/i&gt;</h1>" in text
     answer = re.search('class="answer">([^<]*)', text)[1]
@@ -123,9 +142,9 @@ def test_slower_arms_are_no_answer_to_the_question(tmp_path):
     assert "qk_ratio 0.1" in text
 
 
-def test_a_sweep_over_something_else_is_compared_with_its_first_condition(tmp_path):
+def test_a_sweep_over_something_else_is_compared_with_its_first_condition(tmp_path, documents):
     fill(tmp_path, [Training(lr=lr, seed=s) for lr in (1e-2, 1e-3) for s in range(2)])
-    [document] = cell_documents(read_cells(tmp_path))["effects"]
+    [document] = documents(tmp_path)["effects"].values()
     assert {effect["arm"] for effect in document["effects"]} == {"lr 0.01"}
     assert "At equal training loss, faster query-key learning" not in write_page(tmp_path).read_text()
 
@@ -143,20 +162,19 @@ def test_a_sweep_over_something_else_is_compared_with_its_first_condition(tmp_pa
         {"test": {"mrta": 0.5}, "history": [{"loss": -1.0}, {"loss": -2.0}]},
     ],
 )
-def test_results_of_any_function_are_shown(tmp_path, content):
+def test_results_of_any_function_are_shown(tmp_path, documents, content):
     Store(tmp_path).save(Other(2), content)
     Store(tmp_path).save(Other(3), content)
-    documents = cell_documents(read_cells(tmp_path))
-    assert by_name(documents, "tables")["other-cells-differences"]["rows"][0]["values"] == "2, 3"
-    drawn = [metric["key"] for one in documents["curves"] for metric in one["metrics"]]
-    assert drawn == (["height"] if "height" in str(content) else [])
+    shown = documents(tmp_path)
+    assert shown["tables"]["other-cells-differences"]["rows"][0]["values"] == "2, 3"
+    assert list(panels_of(tmp_path)) == (["height"] if "height" in str(content) else [])
     assert "Other" in write_page(tmp_path).read_text()
 
 
-def test_very_many_conditions_stay_readable(tmp_path):
+def test_very_many_conditions_stay_readable(tmp_path, documents):
     fill(tmp_path, [Training(lr=0.001 * k, qk_ratio=1 + k % 2) for k in range(1, 61)])
-    [curves] = cell_documents(read_cells(tmp_path))["curves"]
-    assert len({cell["arm"] for cell in curves["cells"]}) == ARMS_DRAWN
+    curves = documents(tmp_path)["figures"]["mine-cells-along"]
+    assert len(panels_of(tmp_path)["training loss"]) == ARMS_DRAWN
     assert f"The first {ARMS_DRAWN} of 60 conditions" in curves["caption"]
     assert len(write_page(tmp_path).read_text()) < 500_000
 

@@ -6,9 +6,20 @@ import re
 
 import pytest
 
+from fasterqk.attention.scores import SCORES
 from fasterqk.errors import InputError
+from fasterqk_lab.figures import PARAMETERIZATION_COLORS
 from fasterqk_lab.figures._documents import save_examples, save_table
-from fasterqk_lab.page._page import PAGE_BYTES, chapter_of, fit_curves, in_chapters, write_page
+from fasterqk_lab.page._page import (
+    PAGE_BYTES,
+    TERMS,
+    answer,
+    chapter_of,
+    in_chapters,
+    mark,
+    terms_in,
+    write_page,
+)
 
 PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10"><g id="same"/></svg>'
 
@@ -119,12 +130,61 @@ def test_the_same_folder_gives_the_same_page(tmp_path):
     assert write_page(tmp_path).read_bytes() == first
 
 
-@pytest.mark.parametrize(("cells", "length"), [(1, 10_000), (3, 150), (300, 400)])
-def test_thinned_curves_fit_and_keep_their_ends(cells, length):
-    points = [{"step": k, "loss": 1 / 3} for k in range(length)]
-    [found] = fit_curves([{"cells": [{"arm": "r = 1", "points": points}] * cells}])
-    for cell in found["cells"]:
-        steps = [point["step"] for point in cell["points"]]
-        assert (steps[0], steps[-1]) == (0, length - 1)
-        assert steps == sorted(set(steps))
-    assert len(json.dumps(found)) < 400_000
+# --- What it says: what effects show, by chapter ---
+
+
+def effect(chapter="A", stands="more", **more):
+    record = {"arm": "faster QK", "score": "mrta", "at": "level", "loss": 0.05, "ratio": 10.0}
+    return chapter, record | {"stands": stands} | more
+
+
+@pytest.mark.parametrize(
+    ("effects", "said"),
+    [
+        ([effect()], "puts more attention on the relevant words in A."),
+        (
+            [effect(), effect("B"), effect("C", "open")],
+            "puts more attention on the relevant words in A, B; open in C.",
+        ),
+        (
+            [effect(), effect(stands="open"), effect("B", "less")],
+            "puts more attention on the relevant words in A (1 of 2); less in B; open in A (1 of 2).",
+        ),
+        ([effect(stands="less")], "puts less attention on the relevant words in A."),
+        (
+            [effect(), effect("B", "too small to matter")],
+            "puts more attention on the relevant words in A; a change too small to matter in B.",
+        ),
+        ([effect(stands="open")], "leaves open whether attention on the relevant words changes in A."),
+    ],
+)
+def test_the_answer_is_what_the_effects_show_by_chapter(effects, said):
+    assert answer(effects) == f"At equal training loss, faster query-key learning {said}"
+
+
+@pytest.mark.parametrize(
+    "change", [{"ratio": 0.1}, {"ratio": 1.0}, {"at": "end"}, {"loss": None}, {"score": "validation_loss"}]
+)
+def test_other_arms_moments_and_scores_do_not_answer_the_question(change):
+    assert answer([effect(**change)]) == ""
+
+
+# --- Definitions: marked without touching what stands around them ---
+
+
+def test_whole_words_are_found():
+    assert terms_in(["MRTA, top 5%", "ACME and ACMC", None, "AC, %"]) == ["MRTA", "AC", "ACMC"]
+
+
+def test_marking_escapes_and_keeps_the_text():
+    marked = str(mark("<b>MRTA & AC</b>"))
+    assert marked.startswith("&lt;b&gt;<abbr title=")
+    assert "<b>" not in marked
+    assert ">MRTA</abbr> &amp; <abbr" in marked
+
+
+def test_every_abbreviation_of_a_score_and_every_parameterization_is_defined():
+    titles = " ".join(score.title for score in SCORES.values()).replace(",", " ").split()
+    short = {word for word in titles if word.isupper() and len(word) > 1} - {"F1"}
+    assert short <= {word.strip("()") for word in TERMS} | {f"({word})" for word in TERMS}
+    assert set(PARAMETERIZATION_COLORS) <= set(TERMS)

@@ -2,7 +2,6 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 document.querySelectorAll("table.sortable").forEach(makeSortable);
-document.querySelectorAll("[data-curves]").forEach((place) => showCurves(place, data.curves[place.dataset.curves]));
 document.querySelectorAll("[data-examples]").forEach((place) => showExamples(place, data.examples[place.dataset.examples]));
 document.querySelectorAll("[data-glance]").forEach((place) => showGlance(place, data.examples[place.dataset.glance], data.glance));
 document.querySelectorAll(".scroll").forEach(hintAtMore);
