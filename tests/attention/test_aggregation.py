@@ -284,39 +284,15 @@ def test_rows_see_what_their_pairs_say(pattern):
     assert torch.equal(pattern.row(VISIBILITY_REAL, read), row)
 
 
-# --- Attention without its sink, and what is chosen by default ---
-
-
-@pytest.mark.parametrize("method", ["rollout", "mean", "last"])
-@pytest.mark.parametrize("first", [0, 2])
-def test_without_the_first_token(method, first):
-    torch.manual_seed(0)
-    real = torch.arange(7) >= first
-    allowed = allowed_pairs(real.unsqueeze(0), causal=True)
-    logits = torch.randn(3, 1, 2, 7, 7).double() + 5 * (torch.arange(7) == first)
-    layers = list(torch.where(allowed.unsqueeze(1), logits, -torch.inf).softmax(-1).nan_to_num(0))
-    read, place = torch.tensor([6]), torch.tensor([first])
-    found = aggregate(layers, read, allowed, Aggregation(method, without_first=True), place)
-    assert found.sum().item() == pytest.approx(1)
-    assert found[0, first] == 0
-    # The same on rows that were renormalised by hand; the first token's own row is all it has.
-    plain = []
-    for layer in layers:
-        mean = layer.mean(1)
-        rest = mean.clone()
-        rest[:, first + 1 :, first] = 0
-        plain.append((rest / rest.sum(-1, keepdim=True).clamp_min(1e-30)).unsqueeze(1))
-    expected = aggregate(plain, read, allowed, Aggregation(method))
-    assert found == pytest.approx(expected, abs=1e-12)
+# --- What is chosen by default ---
 
 
 def test_rollout_of_a_deep_decoder_ends_on_its_first_token():
     patterns = (Pattern(causal=True),) * 30
     shares = {
-        how: float(null_row(patterns, how, 40, 39)[0])
-        for how in (Aggregation(), default_aggregation(True), Aggregation("mean", without_first=True))
+        how: float(null_row(patterns, how, 40, 39)[0]) for how in (Aggregation(), default_aggregation(True))
     }
     assert shares[Aggregation()] > 0.99
-    assert list(shares.values())[1:] == pytest.approx([1 / 40, 0])
+    assert shares[Aggregation("mean")] == pytest.approx(1 / 40)
     assert default_aggregation(False) == Aggregation()
     assert default_aggregation(True, head=1) == Aggregation("mean", head=1)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fasterqk.attention import Aggregation, HuggingFaceClassifier, Instance, Passes, Removal, measure
-from fasterqk.attention.page import first_token_note
 from fasterqk.errors import InputError
 
 NOTHING_REMOVED = Removal(percents=())
@@ -48,10 +47,11 @@ def test_special_tokens_hide_that_the_right_words_are_read(make_model):
     assert summary["mrta"] < summary.null["mrta"] == pytest.approx(1 / 6)
     assert summary["mrta_among_words"] > 2 * summary.null["mrta_among_words"] == pytest.approx(0.5)
     share = summary["special_share"]
-    assert (
-        share > 0.8
-        and f"{share:.2%} of the aggregated attention is on special tokens" in first_token_note(measurement)
-    )
+    special, first, hidden = summary.measured["notes"]
+    assert share > 0.8 and special.startswith(f"{share:.2%} of the aggregated attention is on special tokens")
+    assert first.startswith(f"{summary['first_token_share']:.2%} of the aggregated attention is on the first")
+    values = f"({summary['mrta']:.2g} against 0.17), but not among words ({summary['mrta_among_words']:.2g}"
+    assert hidden.startswith(f"MRTA is below its null {values} against 0.25)")
 
 
 def test_among_words_is_the_share_of_words_for_every_score(measured):
@@ -79,7 +79,19 @@ def test_without_special_tokens_nothing_changes(small_model, some_instances):
     measurement = measure(small_model(), instances, removal=NOTHING_REMOVED)
     summary = measurement.summary()
     assert summary["mrta_among_words"] == pytest.approx(summary["mrta"])
-    assert "special" not in first_token_note(measurement)
+    assert not any("special" in note for note in measurement.notes)
+
+
+def test_the_first_token_of_a_causal_model_is_not_among_the_words(small_model, some_instances):
+    """Attention sinks gather there; it can still be ranked and removed. A text of one word keeps its word."""
+    every = [replace(x, rankable=np.ones(len(x.tokens), dtype=bool)) for x in some_instances()]
+    single = replace(every[0], tokens=every[0].tokens[:1], rankable=np.ones(1, bool), relevance=np.ones(1))
+    how = Aggregation("mean", among="words")
+    words = measure(small_model(causal=True), [*every, single], aggregation=how, removal=NOTHING_REMOVED)
+    for importance in words.importance[:-1]:
+        assert importance[0] == 0 and importance.sum() == pytest.approx(1)
+    assert words.importance[-1].tolist() == [1]
+    assert words.columns["null_mass"][0] == pytest.approx(every[0].relevance[1:].mean())
 
 
 def test_unknown_tokens_to_be_among():

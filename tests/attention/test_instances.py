@@ -252,6 +252,20 @@ def test_text_and_target_are_joined_as_the_script_or_the_data_wants(bytes_with_b
     assert bytes_with_blanks.decode(found.target.tolist()).strip() == record["target"]
 
 
+def test_a_chat_template_brings_its_first_token_itself(word_pieces):
+    copied = Tokenizer.from_str(word_pieces.backend_tokenizer.to_str())
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=copied, **names)
+    tokenizer.chat_template = "[CLS]{% for message in messages %}{{ message.content }} [SEP] {% endfor %}a"
+    chat = [{"role": "user", "content": "the cats sat"}]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False)
+    (found,) = encode_for_causal([example(text=prompt, spans=[[9, 13]], target="mat")], tokenizer, 64)
+    assert found.pieces == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "a")
+    assert found.rankable.tolist() == [False, True, True, True, True, False, True]
+    assert found.relevance.tolist() == [0, 0, 1, 1, 0, 0, 0]
+    assert tokenizer.convert_ids_to_tokens(found.target.tolist()) == ["mat"]
+
+
 def test_special_tokens_behind_the_target_are_no_target(word_pieces):
     (found,) = encode_for_causal([words("the", relevance=[1], target="cats")], word_pieces, 64)
     assert found.pieces == ("[CLS]", "the")

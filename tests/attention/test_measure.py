@@ -24,7 +24,6 @@ from fasterqk.attention._measure import batches
 from fasterqk.attention.aggregation import Pattern, aggregate, allowed_pairs, uniform_attention
 from fasterqk.attention.instances import collate
 from fasterqk.attention.models import Answer, Reading
-from fasterqk.attention.page import first_token_note
 from fasterqk.attention.scores import SCORES, Score
 from fasterqk.errors import InputError
 from fasterqk.trace import capture
@@ -477,19 +476,22 @@ def test_a_deep_decoder_is_not_measured_by_its_first_token(make_model):
     rollout = measure(model, instances, aggregation=Aggregation(), removal=Removal(percents=()))
     share = rollout.summary()["first_token_share"]
     assert share > 0.99
-    assert first_token_note(rollout).startswith(
-        f"{share:.2%} of the aggregated attention is on the first token"
-    )
-    assert "rollout ends there whatever the model attends to" in first_token_note(rollout)
+    note = rollout.notes[0]
+    assert note.startswith(f"{share:.2%} of the aggregated attention is on the first token")
+    assert "rollout ends there whatever the model attends to" in note
     found = measure(model, instances, removal=Removal(percents=()))
     assert found.settings["aggregation"]["method"] == "mean"
     assert found.summary()["first_token_share"] < 0.6
-    assert "whatever" not in first_token_note(found)
-    alone = measure(
-        model, instances, aggregation=Aggregation("mean", without_first=True), removal=Removal(percents=())
+    assert "whatever" not in str(found.notes)
+    words = measure(
+        model, instances, aggregation=Aggregation("mean", among="words"), removal=Removal(percents=())
     )
-    assert alone.summary()["first_token_share"] == alone.summary().null["first_token_share"] == 0
-    assert alone.columns["mass"].sum() > 0
+    assert words.summary()["first_token_share"] == words.summary().null["first_token_share"] == 0
+    share = found.columns["first_token_share"]
+    assert words.columns["mass"] == pytest.approx(found.columns["mass"] / (1 - share))
+    assert words.columns["mass"] == pytest.approx(found.columns["mrta_among_words"])
+    assert words.columns["null_mass"] == pytest.approx(1 / 24)
+    assert not any("on the first token" in note for note in words.notes)
     # An encoder keeps rollout.
     bert = HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig"))
     one = Instance(np.arange(5, 15), np.ones(10, dtype=bool), (np.arange(10) == 2) * 1.0, label=0)

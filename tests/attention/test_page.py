@@ -94,6 +94,18 @@ def test_what_stands_beside_an_instance(small_model):
     assert "In 1 no token has a relevance of one half: plausibility leaves them out" in counts_text(faint)
 
 
+def test_the_special_tokens_of_a_chat_are_written_once(small_model):
+    text = "<s>user\nhi<s>"
+    places = np.array([[-1, 0, 3], [0, 3, 7], [0, 7, 8], [0, 8, 10], [-1, 10, 13]])
+    pieces = ("<s>", "user", "Ċ", "hi", "<s>")
+    instance = Instance(
+        np.arange(5), places[:, 0] == 0, np.zeros(5), label=0, texts=(text,), places=places, pieces=pieces
+    )
+    reader = Reader()
+    reader.feed(instance_html(measure(small_model(), [instance], removal=Removal(percents=())), 0))
+    assert reader.text.endswith("<s> user\n↵hi <s>")
+
+
 def test_a_rationale_of_everything_is_not_the_best_agreement(small_model, some_instances):
     every, *others = some_instances(9)
     found = measure(small_model(), [replace(every, relevance=every.rankable * 1.0), *others])

@@ -22,7 +22,6 @@ from fasterqk.attention.scores import (
     summarize,
     table_scores,
     title_of,
-    without_first_token,
 )
 from fasterqk.errors import InputError
 
@@ -209,7 +208,7 @@ rows = arrays(float, (3, 5), elements=st.floats(0, 1)).filter(lambda x: (x.sum(1
 def computed(name, weights, real=None):
     """A registered score of plain rows."""
     real = np.ones(weights.shape, dtype=bool) if real is None else real
-    return SCORES[name].compute(Rows(weights, np.zeros(weights.shape), real, real, (), ()))
+    return SCORES[name].compute(Rows(weights, np.zeros(weights.shape), real, real, real, (), ()))
 
 
 def test_uniform_and_one_hot():
@@ -233,8 +232,6 @@ def test_first_real_token_is_found_behind_padding():
     real = np.array([[False, True, True], [True, True, True]])
     weights = np.array([[0, 0.75, 0.25], [0.5, 0.25, 0.25]])
     assert computed("first_token_share", weights, real).tolist() == [0.75, 0.5]
-    assert without_first_token(weights, real).tolist() == [[0, 0, 1], [0, 0.5, 0.5]]
-    assert without_first_token(np.array([[1.0, 0]]), np.array([[True, True]])).tolist() == [[0, 0]]
 
 
 def test_max_logit_recovers_logits_up_to_their_mean():
@@ -246,7 +243,7 @@ def test_max_logit_recovers_logits_up_to_their_mean():
     expected = (at_read - at_read.mean(-1, keepdim=True)).amax((1, 2))
     nothing = np.zeros((2, 4))
     score = SCORES["max_logit"].compute
-    rows = Rows(nothing, nothing, nothing > 0, nothing > 0, [at_read.softmax(-1)], [allowed])
+    rows = Rows(nothing, nothing, *[nothing > 0] * 3, [at_read.softmax(-1)], [allowed])
     assert score(rows) == pytest.approx(expected.numpy(), abs=1e-4)
     uniform = torch.full((2, 1, 4), 0.25)
     assert score(replace(rows, layers=[uniform, uniform], allowed=[allowed, allowed])).tolist() == [0, 0]

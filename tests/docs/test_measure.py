@@ -39,6 +39,13 @@ def folder(tmp_path_factory):
         torch.manual_seed(seed)
         transformers.BertForSequenceClassification(config).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
+    tokenizer.chat_template = (
+        "{% for message in messages %}[CLS] {{ message.content }} [SEP] {% endfor %}"
+        "{% if add_generation_prompt %}the plot was {% endif %}"
+    )
+    tokenizer.save_pretrained(root / "my-chat-model")
+    sizes |= {"num_key_value_heads": 1, "vocab_size": len(names)}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(root / "my-chat-model")
     texts = [["the", "film", "was", "very", "good"], ["not", "the", "plot"], ["bad", "film"]]
     lines = [{"tokens": text, "relevance": [0, *[1] * (len(text) - 1)], "label": 1} for text in texts]
     (root / "test.jsonl").write_text("\n".join(map(json.dumps, lines)))

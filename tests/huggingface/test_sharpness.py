@@ -93,6 +93,3 @@ def test_the_share_of_the_first_token_stands_beside_the_mass(gpt2):
     assert numbers["attention/null_first_token_share"] == pytest.approx((1 / 6 + 1 / 3) / 2, abs=1e-6)
     rollout = Sharpness(batch, RELEVANCE, aggregation=Aggregation())(model)
     assert rollout["attention/first_token_share"] > numbers["attention/first_token_share"]
-    without = Sharpness(batch, RELEVANCE, aggregation=Aggregation("mean", without_first=True))(model)
-    assert without["attention/first_token_share"] == 0
-    assert without["attention/mass"] == pytest.approx(without["attention/null_mass"], abs=1e-6)

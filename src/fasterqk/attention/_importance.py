@@ -81,7 +81,6 @@ def aggregation_name(how: Aggregation) -> str:
     """
     name = how.method if how.layer is None else f"layer:{how.layer}"
     name = name if how.head is None else f"{name}/head:{how.head}"
-    name = f"{name}/without-first" if how.without_first else name
     return f"{name}/words" if how.among == "words" else name
 
 
@@ -93,12 +92,11 @@ def built_in(text: str) -> Importance | None:
     """
     if text in METHODS:
         return Importance(text, method=text)
-    text, without, trailing = text.partition("/without-first")
     name, slash, head = text.partition("/head:")
-    if trailing or (slash and not head.isdecimal()):
+    if slash and not head.isdecimal():
         return None
     try:
-        how = Aggregation.parse(name, head=int(head) if slash else None, without_first=bool(without))
+        how = Aggregation.parse(name, head=int(head) if slash else None)
         return Importance(aggregation_name(how), how)
     except InputError:
         return None

@@ -253,7 +253,7 @@ def _measured(
     for start, stop in batches(lengths, passes.batch_size, heads_in_memory, passes.max_weights or np.inf):
         chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen])
-        rows = ReadRows.of(model, batch, hows, patterns, read_only)
+        rows = ReadRows.of(model, batch, hows, patterns, read_only, causal)
         parts.append(rows.parts(chosen, passes.only, passes.by_layer, stronger))
         values = [rows.importance(model, x, chosen, removals[0], gaps) for x in requested.values()]
         values += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]

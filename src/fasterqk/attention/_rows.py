@@ -69,6 +69,7 @@ class ReadRows:
     position: NDArray[np.int64]
     real: NDArray[np.bool_]
     rankable: NDArray[np.bool_]
+    words: NDArray[np.bool_]
     words_alone: bool
     attention: dict[Aggregation, Numbers]
     weights: Numbers
@@ -84,8 +85,12 @@ class ReadRows:
         hows: Sequence[Aggregation],
         patterns: Sequence[Pattern | None],
         read_only: bool,
+        causal: bool,
     ) -> "ReadRows":
-        """Read ``batch`` and aggregate its rows in all ways ``hows``; the scores use the first one."""
+        """Read ``batch`` and aggregate its rows in all ways ``hows``; the scores use the first one.
+
+        The first token of a ``causal`` model, where attention sinks gather, is not among the words.
+        """
         reading = model.read(batch, read_only=read_only)
         layers = list(reading.layers)
         several = reading.read.dim() == 2
@@ -102,13 +107,14 @@ class ReadRows:
             allowed = [rows[id(pairs)] for pairs in allowed]
         instance = np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
-        first = keys.int().argmax(1)
-        attention = {how: as_array(aggregate(layers, read, allowed, how, first)[chosen]) for how in hows}
-        null_weights = as_array(aggregate_null(allowed, len(layers), read, hows[0], first)[chosen])
+        attention = {how: as_array(aggregate(layers, read, allowed, how)[chosen]) for how in hows}
+        null_weights = as_array(aggregate_null(allowed, len(layers), read, hows[0])[chosen])
         rankable = np.pad(batch.rankable[instance], ((0, 0), (0, real.shape[1] - batch.tokens.shape[1])))
+        words = rankable & ~_first(real) if causal else rankable
+        words = np.where(words.any(1, keepdims=True), words, rankable)  # a text of one word keeps it
         for how in hows:
             if how.among == "words":
-                attention[how] = among(attention[how], rankable)
+                attention[how] = among(attention[how], words)
         return cls(
             batch=batch,
             reading=reading,
@@ -117,9 +123,10 @@ class ReadRows:
             real=real,
             attention=attention,
             rankable=rankable,
+            words=words,
             words_alone=hows[0].among == "words",
             weights=attention[hows[0]],
-            null_weights=among(null_weights, rankable) if hows[0].among == "words" else null_weights,
+            null_weights=among(null_weights, words) if hows[0].among == "words" else null_weights,
             layers=[read_rows(layer, read).transpose(1, 2)[chosen] for layer in layers],
             allowed=[read_rows(pairs.unsqueeze(1), read).squeeze(1)[chosen] for pairs in allowed],
         )
@@ -145,11 +152,12 @@ class ReadRows:
         layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
         uniform = [as_array(uniform_attention(visible)[:, 0]) for visible in self.allowed]
         if self.words_alone:
-            layers, uniform = ([among(rows, self.rankable) for rows in kind] for kind in (layers, uniform))
+            layers, uniform = ([among(rows, self.words) for rows in kind] for kind in (layers, uniform))
         masses: dict[str, list[Numbers]] = {"mass": [], "null_mass": []}
-        rows = Rows(self.weights, relevance, self.real, self.rankable, (), (), self.reading.single)
+        keys = relevance, self.real, self.rankable, self.words
+        rows = Rows(self.weights, *keys, (), (), self.reading.single)
         for weights, null, layer, visible in zip(layers, uniform, self.layers, self.allowed, strict=True):
-            visible_keys = as_array(visible) * (self.rankable if self.words_alone else 1)
+            visible_keys = as_array(visible) * (self.words if self.words_alone else 1)
             masses["mass"].append(self.mean(rows.mass(weights)))
             masses["null_mass"].append(self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1)))
             columns = {name: values[-1] for name, values in masses.items()}
@@ -165,7 +173,7 @@ class ReadRows:
         answer = self.reading.answer
         columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
         uniform = [uniform_attention(visible) for visible in self.allowed]
-        keys = relevance, self.real, self.rankable
+        keys = relevance, self.real, self.rankable, self.words
         rows = Rows(self.weights, *keys, self.layers, self.allowed, self.reading.single)
         null = Rows(self.null_weights, *keys, uniform, self.allowed, self.reading.single)
         for score in SCORES.values():
@@ -185,7 +193,7 @@ class ReadRows:
         values = np.full((len(relevance), 2, len(self.layers), most + 1), np.nan)
         for number, (layer, visible) in enumerate(zip(self.layers, self.allowed, strict=True)):
             rows = np.concatenate([as_array(layer), as_array(uniform_attention(visible))], 1)
-            rows = among(rows, self.rankable[:, None]) if self.words_alone else rows
+            rows = among(rows, self.words[:, None]) if self.words_alone else rows
             places = [*range(layer.shape[1]), most]
             values[:, 0, number, places] = (rows * relevance[:, None]).sum(-1)
             values[:, 1, number, places] = entropy(rows)
@@ -295,3 +303,8 @@ class ReadRows:
             row for ranking, count in pairs for row in np.broadcast_to(ranking, (count, ranking.shape[-1]))
         ]
         return pad_rows(rows, self.batch.real[self.instance])
+
+
+def _first(real: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The first real token of each row ``(row, token)``."""
+    return np.asarray(np.arange(real.shape[1]) == real.argmax(1)[:, None])

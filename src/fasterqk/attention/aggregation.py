@@ -178,10 +178,9 @@ class Aggregation:
         residual: The weight of the identity in rollout; .5 is the original (A+I)/2, 0 plain multiplication.
         discard: The percentage of a row's visible weights, the lowest, that is set to zero before the row is
             renormalised. Weights equal to the smallest one kept stay.
-        without_first: Remove the first token, the attention sink of decoders, from every row of every layer
-            and renormalise. A row with no other weight keeps it.
-        among: Score the attention to ``"all"`` tokens, or renormalise the aggregated row over ``"words"``,
-            the tokens that can be ranked. Encoders leave much of their attention on ``[CLS]`` and ``[SEP]``.
+        among: Score the attention to ``"all"`` tokens, or renormalise the aggregated row over ``"words"``:
+            without special tokens, on which encoders leave much of their attention, and in causal models
+            without the first token, where attention sinks gather.
 
     >>> Aggregation.parse("layer:2").layer
     2
@@ -192,7 +191,6 @@ class Aggregation:
     head: int | None = None
     residual: float = 0.5
     discard: int = 0
-    without_first: bool = False
     among: Among = "all"
 
     def __post_init__(self) -> None:
@@ -238,7 +236,6 @@ def aggregate(
     read: Tensor,
     allowed: Allowed | None = None,
     how: Aggregation = Aggregation(),  # noqa: B008 - frozen
-    first: Tensor | None = None,
 ) -> Tensor:
     """Aggregate attention over heads and layers at the read position.
 
@@ -253,7 +250,6 @@ def aggregate(
         allowed: The keys each row may see, ``(batch, query, key)``, one mask for all layers or one per layer;
             by default all keys. No other key receives weight.
         how: The :class:`Aggregation`.
-        first: The position of each first token, ``(batch,)``, for ``how.without_first``; by default 0.
 
     Returns:
         The aggregated row ``(batch, key)``, or ``(batch, row, key)`` for several read positions.
@@ -266,18 +262,16 @@ def aggregate(
     [[0.125, 0.125, 0.125, 0.625]]
     """
     if read.dim() == 1:
-        return aggregate(layers, read.unsqueeze(1), allowed, how, first).squeeze(1)
-    if first is None:
-        first = torch.zeros_like(read[:, 0])
+        return aggregate(layers, read.unsqueeze(1), allowed, how).squeeze(1)
     if how.method == "rollout":
-        return _rollout(list(layers), read, allowed, how, first)
+        return _rollout(list(layers), read, allowed, how)
     result: Tensor | None = None
     count = 0
     for number, layer in enumerate(layers):
         count += 1
         if how.method == "layer" and number != how.layer:
             continue
-        row = _aggregated_heads(layer, read, _allowed_in(allowed, number), how, number, first)
+        row = _aggregated_heads(layer, read, _allowed_in(allowed, number), how, number)
         if result is None or how.method == "last":
             result = row
         elif how.method == "max":
@@ -295,20 +289,18 @@ def relevant_mass(rows: Tensor, relevance: Tensor) -> Tensor:
     return (rows * relevance.to(rows)).sum(-1)
 
 
-def _rollout(
-    layers: list[Layer], read: Tensor, allowed: Allowed | None, how: Aggregation, first: Tensor
-) -> Tensor:
+def _rollout(layers: list[Layer], read: Tensor, allowed: Allowed | None, how: Aggregation) -> Tensor:
     if not layers:
         raise InputError("the model has 0 layers of attention")
     top = len(layers) - 1
-    passed = _aggregated_heads(layers[top], read, _allowed_in(allowed, top), how, top, first)
+    passed = _aggregated_heads(layers[top], read, _allowed_in(allowed, top), how, top)
     rows = torch.zeros_like(passed).scatter_(2, read.unsqueeze(2), how.residual)
     rows += (1 - how.residual) * passed
     for number in reversed(range(top)):
         pairs, passed = _allowed_in(allowed, number), torch.zeros_like(rows)
         for block, weights in _row_blocks(layers[number]):
             visible = None if pairs is None else pairs[:, block]
-            matrix = _clean(_one_head(weights, how, number), visible, how, number, weights.dtype, first)
+            matrix = _clean(_one_head(weights, how, number), visible, how, number, weights.dtype)
             passed += torch.bmm(rows[:, :, block], matrix)
         rows = (1 - how.residual) * passed + how.residual * rows
     return rows
@@ -323,11 +315,11 @@ def _row_blocks(layer: Layer) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _aggregated_heads(
-    layer: Layer, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int, first: Tensor
+    layer: Layer, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int
 ) -> Tensor:
     rows = _one_head(read_rows(layer, read), how, number)
     visible = None if pairs is None else read_rows(pairs.unsqueeze(1), read).squeeze(1)
-    return _clean(rows, visible, how, number, layer.dtype, first)
+    return _clean(rows, visible, how, number, layer.dtype)
 
 
 def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
@@ -340,27 +332,12 @@ def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
 
 
 def _clean(
-    matrix: Tensor,
-    allowed: Tensor | None,
-    how: Aggregation,
-    number: int,
-    dtype: torch.dtype,
-    first: Tensor,
+    matrix: Tensor, allowed: Tensor | None, how: Aggregation, number: int, dtype: torch.dtype
 ) -> Tensor:
     visible = torch.ones_like(matrix, dtype=torch.bool) if allowed is None else allowed
     check_rows(matrix, visible, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
     matrix = torch.where(visible, matrix, 0)
-    if how.without_first:
-        matrix = _without_first(matrix, first)
     return _discard_lowest(matrix, visible, how.discard) if how.discard else matrix
-
-
-def _without_first(matrix: Tensor, first: Tensor) -> Tensor:
-    """Remove the first token's weight and renormalise; rows with no other weight stay as they are."""
-    column = first[:, None, None].expand(-1, matrix.shape[1], 1).to(matrix.device)
-    rest = matrix.scatter(2, column, 0)
-    total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, rest / total.clamp_min(torch.finfo(matrix.dtype).tiny), matrix)
 
 
 def _discard_lowest(matrix: Tensor, allowed: Tensor, percent: int) -> Tensor:
@@ -383,13 +360,12 @@ def aggregate_null(
     layers: int,
     read: Tensor,
     how: Aggregation = Aggregation(),  # noqa: B008
-    first: Tensor | None = None,
 ) -> Tensor:
     """The null: the same aggregation of attention that is uniform over the keys each row may see."""
     masks = [allowed] * layers if isinstance(allowed, Tensor) else allowed
     distinct = {id(pairs): pairs for pairs in masks}
     uniform = {key: _uniform_layer(pairs) for key, pairs in distinct.items()}
-    return aggregate([uniform[id(pairs)] for pairs in masks], read, allowed, replace(how, head=None), first)
+    return aggregate([uniform[id(pairs)] for pairs in masks], read, allowed, replace(how, head=None))
 
 
 def _uniform_layer(pairs: Tensor) -> Layer:

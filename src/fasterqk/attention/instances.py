@@ -483,7 +483,7 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
     Prompt and target are tokenized as one text, joined by the example's separator, and split where the
     target starts. Without a separator it is a blank, unless either brings its own white space or is written
     in a script without blanks. A token that spans the border belongs to the target. Special tokens after the
-    target are left out.
+    target are left out, and a first token that the text has already, from a chat template, is not added.
 
     Arguments:
         examples: The examples; each has a target.
@@ -509,6 +509,9 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
         added = np.array(encoded["special_tokens_mask"][row], dtype=bool)
         offsets = np.array(encoded["offset_mapping"][row]).reshape(-1, 2)
         tokens = _tokens(encoded["input_ids"][row], example)
+        if len(tokens) > 1 and added[0] and not added[1] and tokens[0] == tokens[1]:
+            # The text, made by a chat template, begins with the token that the tokenizer puts first.
+            tokens, added, offsets = tokens[1:], added[1:], offsets[1:]
         special = _special(tokens, tokenizer, added)
         of_target = ~added & (offsets[:, 1] > max(len(example.text), len(prompts[row].rstrip())))
         start = int(of_target.argmax()) if of_target.any() else 0
@@ -519,7 +522,7 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
                 f"{example.where}: {len(tokens)} tokens, but the model reads {limit}; shorten it"
             )
         pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
-        relevance = _token_relevance(example, encoded["offset_mapping"][row], pieces) * ~special
+        relevance = _token_relevance(example, offsets.tolist(), pieces) * ~special
         prompt = tokens[:start], ~special[:start], relevance[:start]
         instance = Instance(
             *prompt, target=tokens[of_target], pieces=pieces[:start], id=example.id, **_origin(example)
@@ -567,7 +570,7 @@ def _special(tokens: NDArray[np.int64], tokenizer: Any, added: ArrayLike) -> NDA
 
 
 def _token_relevance(
-    example: Example, offsets: Sequence[tuple[int, int]], pieces: Sequence[str]
+    example: Example, offsets: Sequence[Sequence[int]], pieces: Sequence[str]
 ) -> NDArray[np.float64]:
     """The highest relevance among the characters of each token; white space is never relevant."""
     characters = np.zeros(max(len(example.text), max(end for _, end in offsets)))

@@ -29,6 +29,8 @@ KINDS = ("sufficiency", "comprehensiveness")
 # The scores whose spread over instances is shown.
 _SPREAD = ("mrta", "aopc_comprehensiveness", "aopc_sufficiency", "auprc", "tau_leave_one_out", "entropy")
 _QUANTILES = {"5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95}
+# From this share on, the first token counts as having nearly all of a row.
+_COLLAPSED = 0.9
 # The scores of right and wrong answers and of classes.
 _GROUPED = ("accuracy", "mrta", "null_mrta", "mrta_among_words", "auprc", *(f"aopc_{kind}" for kind in KINDS))
 
@@ -94,6 +96,36 @@ class Measurement(Rowwise):
     def relevant(self) -> NDArray[np.bool_]:
         """Which instances have relevant tokens, ``(instance,)``."""
         return np.array([instance.relevant for instance in self.instances])
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the scores has to know: what was found before measuring, and where attention lies
+        besides the words."""
+        notes, how = list(self.settings["notes"]), self.settings["aggregation"]
+        for name, tokens in {"special": "special tokens", "first_token": "the first token"}.items():
+            if f"{name}_share" not in self.columns:
+                continue
+            share, null = (float(self.columns[f"{prefix}{name}_share"].mean()) for prefix in ("", "null_"))
+            if not share and not null:
+                continue
+            notes.append(
+                f"{share:.2%} of the aggregated attention is on {tokens} (uniform attention: {null:.2%})"
+            )
+            if name == "first_token" and share > _COLLAPSED and how["method"] == "rollout":
+                notes[-1] += (
+                    "; over many causal layers rollout ends there whatever the model attends to, and the"
+                    " mean over layers (mean) says more"
+                )
+        names = ("mass", "null_mass", "mrta_among_words", "null_mrta_among_words")
+        if all(name in self.columns for name in names) and self.relevant.any():
+            mass, null, words, null_words = (self.columns[name][self.relevant].mean() for name in names)
+            if (mass - null) * (words - null_words) < 0:
+                notes.append(
+                    f"MRTA is {'below' if mass < null else 'above'} its null ({mass:.2g} against {null:.2g}),"
+                    f" but not among words ({words:.2g} against {null_words:.2g}): special tokens"
+                    " or the first token hide where the model looks among words"
+                )
+        return notes
 
     def summary(
         self,
@@ -165,6 +197,7 @@ class Measurement(Rowwise):
             heads=self.heads_table(),
             measured={
                 **self.settings,
+                "notes": self.notes,
                 **({"draws": len(self.random)} if len(self.random) > 1 else {}),
                 "n_truncated": sum(x.truncated for x in self.instances),
                 "n_relevance_cut": sum(x.relevance_cut for x in self.instances),

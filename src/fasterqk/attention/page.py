@@ -28,10 +28,8 @@ Numbers = NDArray[np.float64]
 PAGE = "measure.html"
 SHOWN = 5
 TOKENS_SHOWN = 200
-# From this share on, the first token counts as having nearly all of a row.
-_COLLAPSED = 0.9
 _SHADE, _AGAINST = "var(--shade, 0, 114, 178)", "var(--against, 213, 94, 0)"
-_GRID = "display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,16rem),1fr));gap:.4rem 1.2rem"
+_GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,16rem),1fr));gap:.4rem 1.2rem"
 _LABELS = {"k": "k %", "low": "95% from", "high": "to", "null error": "standard error", **STRONGER_NULLS}
 _NULLS = {
     "null": "the same score of attention that is uniform over what each row may see, or of a random ranking",
@@ -144,36 +142,10 @@ def _sections(measured: Measured, level: str, origin: str = "") -> str:
         heading = title.capitalize() if title == "the first instances" else f"Instances with {title}"
         shown = [legend_html(measurement), *(instance_html(measurement, number) for number in numbers)]
         sections[heading] = "\n".join(shown)
-    counts = escape(f"{counts_text(measurement)} {first_token_note(measurement)}")
-    parts = [f'<p class="from">{counts}{origin}</p>']
-    parts += [f'<p class="note"><b>Note</b>: {escape(note)}.</p>' for note in measurement.settings["notes"]]
+    parts = [f'<p class="from">{escape(counts_text(measurement))}{origin}</p>']
+    parts += [f'<p class="note"><b>Note</b>: {escape(note)}.</p>' for note in measurement.notes]
     parts += [f"<{level}>{escape(title)}</{level}>\n{content}" for title, content in sections.items()]
     return "\n".join(parts)
-
-
-def first_token_note(measurement: "Measurement") -> str:
-    """How much of the aggregated attention is on special tokens and on the first, and what follows."""
-    if "first_token_share" not in measurement.columns:
-        return ""
-    kinds = {"special": "special tokens", "first_token": "the first token"}
-    shares = {
-        kind: [float(measurement.columns[f"{x}{kind}_share"].mean()) for x in ("", "null_")] for kind in kinds
-    }
-    share, how = shares["first_token"][0], measurement.settings["aggregation"]
-    texts = [
-        f"{value:.2%} of the aggregated attention is on {kinds[kind]} (uniform attention: {null:.2%})"
-        for kind, (value, null) in shares.items()
-        if kind == "first_token" or value or null
-    ]
-    note = "; ".join(texts)
-    if share < _COLLAPSED or how["without_first"]:
-        return note
-    if how["method"] == "rollout":
-        return note + (
-            "; over many causal layers rollout ends there whatever the model attends to:"
-            " the mean over layers (mean) or attention without the first token say more"
-        )
-    return note + "; attention without the first token says more about the others"
 
 
 def counts_text(measurement: "Measurement") -> str:
@@ -378,19 +350,21 @@ def _tokens(measurement: "Measurement", number: int, name: str) -> str:
 def _written(instance: Instance) -> list[tuple[str, str]]:
     """Each token as it is written in the text, after what stands between it and the token before.
 
-    Special tokens are written as the model has them, with blanks around them.
+    Special tokens are written as the model has them, with blanks around them; a token of white space alone,
+    such as the end of a line, is written as an arrow.
     """
     if instance.places is None:
         return [(" ", piece) for piece in instance.texts_of_tokens]
-    written, ends, gap = [], [0] * len(instance.texts), ""
+    written, ends, gap, last = [], [0] * len(instance.texts), "", 0
     for (part, start, end), piece in zip(instance.places.tolist(), instance.texts_of_tokens, strict=True):
         if part < 0:
             written.append((" ", piece))
-            gap = " "
+            ends[last], gap = max(end, ends[last]), " "  # it may stand in the text, as in a chat
             continue
-        text, begin = instance.texts[part][:end], max(start, ends[part])
+        text, begin, last = instance.texts[part][:end], max(start, ends[part]), part
         begin += len(text[begin:]) - len(text[begin:].lstrip())
-        written.append((gap + text[ends[part] : begin], text[begin:]))
+        shown = text[begin:] or "↵" * (end > ends[part])
+        written.append((gap + text[ends[part] : begin], shown))
         ends[part], gap = max(end, ends[part]), ""
     return written
 

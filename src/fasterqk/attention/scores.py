@@ -28,7 +28,7 @@ _ROUNDING = 1e-4
 Numbers = NDArray[np.float64]
 
 
-# --- Concentration of a row of attention, with and without its first token ---
+# --- Concentration of a row of attention ---
 
 
 def entropy(rows: Numbers) -> Numbers:
@@ -41,13 +41,6 @@ def entropy(rows: Numbers) -> Numbers:
     logarithm = np.log(share, where=share > 0, out=np.zeros_like(share))
     # Adding zero turns the -0.0 of a one-hot row into 0.0.
     return -(share * logarithm).sum(-1) + 0.0
-
-
-def without_first_token(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
-    """The rows without their first real token, renormalised; zero if nothing is left."""
-    rest = np.array(rows, dtype=float)
-    rest[np.arange(len(rest)), real.argmax(-1)] = 0
-    return _normalised(rest)
 
 
 def among(rows: Numbers, chosen: NDArray[np.bool_]) -> Numbers:
@@ -226,29 +219,21 @@ def _checked_edges(edges: Sequence[float]) -> NDArray[np.float64]:
 class Rows:
     """The rows of attention that predict: ``weights`` ``(row, key)``, aggregated over heads and layers.
 
-    ``relevance``, ``real`` and ``rankable`` (not a special token), all ``(row, key)``, belong to the text
-    that each row reads. For scores that need more than the aggregate, ``layers`` ``(row, head, key)`` holds
-    the same rows in each layer and ``allowed`` ``(row, key)`` the keys they may see there.
+    ``relevance``, ``real``, ``rankable`` (not a special token) and ``words`` (neither that nor a sink), all
+    ``(row, key)``, belong to the text that each row reads. For scores that need more than the aggregate,
+    ``layers`` ``(row, head, key)`` holds the same rows in each layer and ``allowed`` ``(row, key)`` the keys
+    they may see there.
     """
 
     weights: Numbers
     relevance: Numbers
     real: NDArray[np.bool_]
     rankable: NDArray[np.bool_]
+    words: NDArray[np.bool_]
     layers: Sequence["Tensor"]
     allowed: Sequence["Tensor"]
     # Sum mass in single precision; it decides on which side of a threshold an exact half falls.
     single: bool = False
-
-    @property
-    def without_first(self) -> Numbers:
-        """The weights without the first real token of each text."""
-        return without_first_token(self.weights, self.real)
-
-    @property
-    def among_words(self) -> Numbers:
-        """The weights among the tokens that can be ranked."""
-        return among(self.weights, self.rankable)
 
     def mass(self, weights: Numbers) -> Numbers:
         """The weight on relevant tokens, ``(row,)``."""
@@ -351,9 +336,9 @@ _REGISTERED = (
     _fit(
         "mrta_among_words",
         "MRTA among words",
-        "mean mass among the tokens that can be ranked, without special tokens",
+        "mean mass among words: without special tokens and the sink of a causal model",
         null="uniform",
-        compute=lambda rows: rows.mass(rows.among_words),
+        compute=lambda rows: rows.mass(among(rows.weights, rows.words)),
         of_relevant=True,
     ),
     _percent("ac", "AC, %", "percent of instances with mass >= .5"),
@@ -399,15 +384,6 @@ _REGISTERED = (
         null="random",
     ),
     _concentration(
-        "mass_without_first_token",
-        "MRTA without first token",
-        "mean mass of rows without their first token",
-        high=1,
-        better="higher",
-        compute=lambda rows: rows.mass(rows.without_first),
-        of_relevant=True,
-    ),
-    _concentration(
         "effective_tokens",
         "effective tokens",
         "exp(entropy): the tokens that an even spread of that entropy has",
@@ -434,12 +410,6 @@ _REGISTERED = (
         "share of the tokens that cannot be ranked, such as [CLS] and [SEP]",
         high=1,
         compute=lambda rows: np.asarray((_normalised(rows.weights) * (rows.real & ~rows.rankable)).sum(1)),
-    ),
-    _concentration(
-        "entropy_without_first_token",
-        "entropy without first token, nats",
-        "entropy of rows without their first token",
-        compute=lambda rows: entropy(rows.without_first),
     ),
     _concentration(
         "max_logit",

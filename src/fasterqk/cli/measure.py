@@ -80,15 +80,11 @@ def configure(parser: Parser) -> None:
         " model, on whose first token rollout ends)",
     )
     parser.add_argument(
-        "--without-first-token",
-        action="store_true",
-        help="take the first token, where attention sinks gather, out of every row and renormalise",
-    )
-    parser.add_argument(
         "--among",
         choices=("all", "words"),
         default="all",
-        help="score attention to all tokens (default), or among words alone, without special tokens",
+        help="score attention to all tokens (default), or among words alone: without special tokens and, in a"
+        " causal model, without the first token, where attention sinks gather",
     )
     parser.add_argument(
         "--residual",
@@ -195,7 +191,6 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.attention.page import Measured, save_measured
 
     options = {name: getattr(arguments, name) for name in ("residual", "head", "discard", "among")}
-    options["without_first"] = arguments.without_first_token
     Aggregation(**options)  # raises before anything is read
     aggregation: Any = partial(default_aggregation, **options)
     if arguments.aggregate is not None:
@@ -379,16 +374,14 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(measured: Any, summary: dict[str, Any], of: str) -> None:
-    from fasterqk.attention.page import counts_text, first_token_note
+    from fasterqk.attention.page import counts_text
 
     measurement, tables = measured.measurement, measured.tables()
     note = "null: uniform attention, or a random ranking"
     if "sharp" in summary:
         note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
     print_table(tables["scores"], f"{of}{counts_text(measurement)}\n({note})")
-    print("\n" + first_token_note(measurement))
-    for text in measurement.settings["notes"]:
-        print(f"note: {text}")
+    print(*(f"\nnote: {text}" for text in measurement.notes), sep="")
     for name, title in _TABLES.items():
         if name in tables:
             print_table(tables[name], f"\n{title}")

@@ -29,7 +29,7 @@ class Sharpness:
         relevance: 0/1 or fractions, ``(batch, token)``. With it, attention on relevant tokens is measured.
         read: The read position of each text, ``(batch,)``; by default the last token that is not padding.
         aggregation: How layers and heads are combined into one row: ``Aggregation("mean")``,
-            ``Aggregation("layer", 3)``, ``Aggregation("mean", without_first=True)``, ...; by default rollout,
+            ``Aggregation("layer", 3)``, ...; by default rollout,
             or the mean over layers for a causal model, where rollout ends up on the first token.
 
     >>> from torch import nn
@@ -82,8 +82,8 @@ class Sharpness:
             if not isinstance(how, Aggregation):
                 how = how(not any(pairs.triu(1).any() for pairs in allowed))
             first = real.int().argmax(1)
-            rows = aggregate(layers, read, allowed, how, first)
-            null = aggregate_null(allowed, len(layers), read, how, first)
+            rows = aggregate(layers, read, allowed, how)
+            null = aggregate_null(allowed, len(layers), read, how)
             for prefix, weights in (("", rows), ("null_", null)):
                 share = weights.gather(1, first.unsqueeze(1)).squeeze(1) / weights.sum(1)
                 numbers[f"{prefix}mass"] = float(relevant_mass(weights, relevance).mean())
