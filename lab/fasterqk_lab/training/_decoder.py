@@ -7,7 +7,7 @@ an installed package with a GGUF file, and are then dequantised; nothing is down
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -87,7 +87,7 @@ class DecoderFineTuning(FineTuning):
         self.along = {name: fixed_sample(split, along, "along") for name, split in self.splits.items()}
         self.at_end = {name: fixed_sample(split, at_end, "along") for name, split in self.splits.items()}
         self.frame = [len(part) for part in frame(tokenizer)]
-        self.model = ClassWriter(adapted(decoder, config), answers_of(task, tokenizer))
+        self.model = cast(Any, ClassWriter(adapted(decoder, config), answers_of(task, tokenizer)))
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
@@ -132,7 +132,7 @@ class DecoderFineTuning(FineTuning):
 def head_map(measurement: Measurement) -> list[list[float]]:
     """Attention on relevant tokens by layer and head, mean over the texts."""
     assert measurement.heads is not None  # measured where texts have relevant tokens
-    return measurement.heads[measurement.relevant, 0, :, :-1].mean(0).tolist()  # type: ignore[no-any-return]
+    return measurement.heads[measurement.relevant, 0, :, :-1].mean(0).tolist()
 
 
 def load_decoder(folder: Path) -> tuple[Any, Any, Path]:
