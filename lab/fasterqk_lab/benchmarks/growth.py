@@ -93,9 +93,9 @@ def _training_step(vocabulary: int) -> Work:
     from fasterqk import make_optimizer
     from fasterqk_lab.models import Classifier, ClassifierConfig
 
-    sizes = {"layers": 1, "width": 64, "heads": 4, "head_width": 64, "mlp_width": 256, "context": 64}
+    sizes: dict[str, Any] = {"layers": 1, "width": 64, "heads": 4, "head_width": 64, "mlp_width": 256}
     draw = torch.Generator().manual_seed(0)
-    config = ClassifierConfig(vocabulary_size=vocabulary, classes=3, **sizes)
+    config = ClassifierConfig(vocabulary_size=vocabulary, classes=3, context=64, **sizes)
     model = Classifier(config, draw, torch.arange(vocabulary))
     optimizer = make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=30, fused=True)
     tokens = torch.randint(vocabulary, (32, 33), generator=draw)
@@ -201,8 +201,6 @@ def machine() -> dict[str, float]:
 
 def limits(speed: dict[str, float]) -> dict[str, float]:
     """The least seconds of the benchmarks whose work can be counted, at the speed of this machine."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     from fasterqk_lab.benchmarks import library, training
     from fasterqk_lab.training import TrainConfig
     from fasterqk_lab.training._steps import Steps, build_trainable
@@ -213,15 +211,25 @@ def limits(speed: dict[str, float]) -> dict[str, float]:
         "squad": training.squad_config(training.FORMS["random"]),
     }
     for name, config in configs.items():
-        steps = Steps(config, build_trainable(config))
-        counts = []
-        for _ in range(4):  # batches differ in length
-            with FlopCounterMode(display=False) as counter:
-                steps.step()
-            counts.append(counter.get_total_flops())
-        least[name] = statistics.mean(counts) / speed["gigaflops"] / 1e9
+        step = Steps(config, build_trainable(config)).step
+        step()
+        least[name] = operations(step, 4) / speed["gigaflops"] / 1e9  # batches differ in length
     parameters = sum(weight.numel() for weight in library.decoder_in("columns").parameters())
     return least | {"circuits": parameters * ADAM_BYTES / speed["gigabytes"] / 1e9}
+
+
+def operations(work: Work, times: int = 1) -> float:
+    """The floating-point operations of matrix products in ``work``, mean over so many runs of it.
+
+    >>> operations(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
+    48.0
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(times):
+            work()
+    return counter.get_total_flops() / times
 
 
 # --- All of it ---
