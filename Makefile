@@ -27,7 +27,7 @@ $(LAB): pyproject.toml lab/pyproject.toml constraints.txt
 	@test -x .venv/bin/python || "$(PYTHON)" -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(INSTALL) torch
-	@$(INSTALL) --editable '.[hf,theory]' --editable ./lab
+	@$(INSTALL) --editable . --editable ./lab
 	@rm .venv/.installing && touch $@
 
 $(STAMP): $(LAB)

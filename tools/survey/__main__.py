@@ -17,7 +17,7 @@ def parser() -> Parser:
         description="Label or refuse every model of a library, with a second opinion by perturbation.",
         epilog=examples(
             "python -m tools.survey timm --only 'vit_*' --out vit.jsonl",
-            "python -m tools.survey transformers --out transformers.jsonl --page docs/architectures.md",
+            "python -m tools.survey transformers --out transformers.jsonl --page docs/survey.md",
         ),
     )
     options.add_argument(

