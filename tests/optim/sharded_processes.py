@@ -27,7 +27,7 @@ from transformers import (
 
 from fasterqk import check_circuits, find_circuits, make_optimizer
 from fasterqk.errors import InputError
-from fasterqk.optim import load_converted_state, normalize_gradients, scale_circuits
+from fasterqk.optim import normalize_gradients, scale_circuits
 
 # FASTERQK_SHARDED_STEPS=50 for the whole way; few steps already differ where slices are wrong.
 STEPS = int(os.environ.get("FASTERQK_SHARDED_STEPS", "10"))
@@ -190,16 +190,12 @@ def hazards(rank, processes):
     for name, parameter in frozen.named_parameters():
         parameter.requires_grad_("qkv_proj" not in name)
     sharded(frozen)
-    other = made("gpt2")
-    one = {"optimizer": optimizer_of(other).state_dict()}
-    late = optimizer_of(sharded(made("gpt2")))
     matrices = {"others": (optim.AdamW, {"lr": 1e-3})}
     return {
         "sharded later": said(lambda: train(before, early, 0, 1, rank, processes)),
         "frozen": said(lambda: optimizer_of(frozen)),
         "Adafactor": said(lambda: optimizer_of(sharded(made("phi3")), optim.Adafactor)),
         "Muon": said(lambda: optimizer_of(sharded(made("phi3")), optim.Muon, **matrices)),
-        "other state": said(lambda: late.load_state_dict(one["optimizer"])),
     }
 
 
@@ -241,7 +237,7 @@ def other_ways(folder, rank, processes):
     train(alone, first, 0, HALF)
     converted = sharded(alone_copy(alone))
     second = optimizer_of(converted)
-    load_converted_state(converted, second, first.state_dict())
+    second.load_state_dict(first.state_dict())  # whole tensors into sharded ones
     roles = sharded(made("gpt2"))
     by_role = optimizer_of(roles, optim.NAdam, ratios={"q": 10, "k": 3, "v": 2})
     scaled = sharded(made("phi3"))

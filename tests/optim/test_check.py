@@ -1,5 +1,6 @@
 """describe in one line; check_circuits measures what the ratio promises and changes nothing."""
 
+import copy
 import random
 
 import numpy as np
@@ -100,10 +101,11 @@ def test_nothing_is_touched(net, label, train):
     model.loss().backward()
 
     def seen():
+        saved = copy.deepcopy(optimizer.state_dict())
         return (
             [p.detach().clone() for p in model.parameters()],
             [p.grad.clone() for p in model.parameters()],
-            [value.clone() for state in optimizer.state.values() for value in state.values()],
+            [value for state in saved["state"].values() for value in state.values()],
             [torch.get_rng_state(), torch.from_numpy(np.random.get_state()[1].copy())],  # noqa: NPY002
         )
 

@@ -1,15 +1,16 @@
-"""Fused weights: leaves and weight are one; copies during a step; slices."""
+"""Fused weights: listed whole between steps, stepped slice by slice; their state; slices."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn, optim
+from torch import optim
 from torch.nn.utils import clip_grad_norm_
 
+from fasterqk.errors import InputError
 from fasterqk.labels import Slice
 from fasterqk.optim import make_optimizer
-from fasterqk.optim._fused import StepCopy, is_regular, joint_view
+from fasterqk.optim._fused import is_regular, joint_view
 
 LAYOUTS = ["rows", "columns", "interleaved"]
 KERNELS = [{}, {"foreach": True}, {"fused": True}]
@@ -79,15 +80,26 @@ def test_clearing_on_the_models_side_and_skipping(pair, whose):
     assert same(pairs)
 
 
-def test_the_leaves_are_in_the_fused_memory(pair):
-    (fused, optimizer), _ = pair()
-    fused.loss().backward()
-    for parameter in (fused.layers[0].qkv, fused.layers[0].qkv_bias):
-        inside = parameter.untyped_storage().data_ptr()
-        inside_leaves = [leaf for leaf in leaves(optimizer) if leaf.untyped_storage().data_ptr() == inside]
-        assert sum(leaf.numel() for leaf in inside_leaves) == parameter.numel() and len(inside_leaves) >= 2
-        shared = parameter.grad.untyped_storage().data_ptr()
-        assert all(leaf.grad.untyped_storage().data_ptr() == shared for leaf in inside_leaves)
+def test_a_step_has_the_slices_and_between_steps_there_is_the_weight(net, label):
+    """Rows are stepped where they are; all of it is undone after the step."""
+    stepped = []
+
+    class Watched(optim.SGD):
+        def step(self, closure=None):
+            stepped.extend(leaf for group in self.param_groups for leaf in group["params"])
+            assert all(leaf.grad is not None for leaf in stepped)
+            return super().step(closure)
+
+    model = net("rows", layers=1)
+    optimizer = make_optimizer(model, Watched, lr=1.0, qk_ratio=2, circuits=label(model))
+    model.loss().backward()
+    optimizer.step()
+    assert {id(leaf) for leaf in leaves(optimizer)} == {id(parameter) for parameter in model.parameters()}
+    for parameter in (model.layers[0].qkv, model.layers[0].qkv_bias):
+        memory = parameter.untyped_storage().data_ptr()
+        inside = [leaf for leaf in stepped if leaf.untyped_storage().data_ptr() == memory]
+        assert [leaf.shape[0] for leaf in inside] == [12, 24]
+        assert all(leaf.grad is None for leaf in inside)  # which would keep the gradient alive
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -156,18 +168,12 @@ def test_scaled_training_is_plain_training(pair):
 
 
 def test_a_gradient_given_by_hand_is_used(pair):
-    """To the fused parameter, or to a leaf of the optimizer."""
     (fused, optimizer), _ = pair(optim.SGD)
     before = fused.layers[0].qkv_bias.detach().clone()
     fused.layers[0].qkv_bias.grad = torch.ones_like(before)
     optimizer.step()
     moved = before - fused.layers[0].qkv_bias.detach()
     assert torch.allclose(moved.sort().values, torch.tensor([2e-3] * 12 + [1e-2] * 24))
-    for leaf in leaves(optimizer):
-        if leaf.grad is not None:
-            leaf.grad = leaf.grad * 0
-    optimizer.step()
-    assert torch.allclose(before - fused.layers[0].qkv_bias.detach(), moved)
 
 
 def test_autograd_notices_a_step_between_forward_and_backward(pair):
@@ -236,71 +242,106 @@ def test_the_state_dict_does_not_change(pair, net):
     assert [name for name, _ in fused.named_parameters()] == keys
 
 
-# --- Copies during a step, views between steps ---
+# --- The state ---
 
 
-def strided():
-    fused = torch.arange(12.0).view(3, 4)
-    view = fused[:, 1:3]
-    leaf = nn.Parameter(view)
-    gradient = torch.ones(3, 4)
-    leaf.grad = gradient[:, 1:3]
-    return fused, view, leaf, gradient, StepCopy(leaf, view)
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.NAdam, optim.Adagrad, optim.Muon])
+def test_the_state_dict_has_the_form_of_a_plain_one(kind, net, label, train):
+    """One entry per parameter, of its shape; the next step goes on from it bit for bit."""
+    for layout in LAYOUTS:
+        ours, saved, plain = (net(layout, layers=1) for _ in range(3))
+        only = {"only": lambda _, parameter: parameter.dim() == 2}
+        optimizers = [
+            make_optimizer(model, kind, lr=1e-2, qk_ratio=5, circuits=label(model), **only)
+            for model in (ours, saved)
+        ]
+        matrices = {name: value for name, value in plain.named_parameters() if value.dim() == 2}
+        expected = kind(matrices.values(), lr=1e-2)
+        for model, optimizer in zip((ours, saved, plain), (*optimizers, expected), strict=True):
+            train(model, optimizer, 2)
+        state = optimizers[1].state_dict()
+        names = [name for group in state["param_groups"] for name in group["param_names"]]
+        assert sorted(names) == sorted(matrices)
+        for number, name in enumerate(names):
+            entries = expected.state[matrices[name]]
+            assert {key: getattr(value, "shape", ()) for key, value in state["state"][number].items()} == {
+                key: getattr(value, "shape", ()) for key, value in entries.items()
+            }
+        for model, optimizer in zip((ours, saved), optimizers, strict=True):
+            train(model, optimizer, 2)
+        assert torch.equal(ours.qkv(), saved.qkv())
 
 
-def test_contiguous_inside_a_view_outside():
-    fused, view, leaf, _, copy = strided()
-    slices = leaf.grad
-    copy.enter()
-    assert leaf.is_contiguous() and leaf.grad.is_contiguous()
-    assert torch.equal(leaf, view) and torch.equal(leaf.grad, slices)
-    with torch.no_grad():
-        leaf.add_(leaf.grad, alpha=100)
-    assert fused.max() == 11
-    copy.leave()
-    assert leaf.data_ptr() == view.data_ptr() and leaf.grad is slices
-    assert torch.equal(fused, torch.arange(12.0).view(3, 4) + 100 * torch.tensor([0, 1, 1, 0]))
+def test_a_state_that_has_no_value_per_entry_stays_in_parts(net, label, train):
+    """Adafactor keeps sums over rows and columns of each slice."""
+
+    def start(**options):
+        model = net("rows", layers=1)
+        return model, make_optimizer(model, optim.Adafactor, lr=1e-2, circuits=label(model), **options)
+
+    (whole, first), (model, second), (resumed, third) = (start(qk_ratio=5) for _ in range(3))
+    train(whole, first, 4)
+    train(model, second, 2)
+    state = second.state_dict()
+    assert {len(entries.get("parts", ())) for entries in state["state"].values()} == {0, 3}
+    resumed.load_state_dict(model.state_dict())
+    third.load_state_dict(state)
+    train(resumed, third, 2)
+    assert torch.equal(whole.qkv(), resumed.qkv())
+    _, other = start(qk_ratio=5, ov_ratio=5)
+    with pytest.raises(InputError, match=r"parts|where this optimizer has|groups of"):
+        other.load_state_dict(state)
 
 
-def test_what_happens_outside_counts():
-    fused, _, leaf, gradient, copy = strided()
-    for turn in range(3):
-        fused.fill_(turn)
-        gradient.fill_(turn + 1)
-        copy.enter()
-        assert (leaf == turn).all() and (leaf.grad == turn + 1).all()
-        copy.leave()
+def test_a_circuit_may_have_a_state_alone(net, label, train):
+    """Momentum of queries and keys, none of values."""
+    models = net("columns", layers=1), net("columns", separate=True, layers=1)
+    for model in models:
+        rules = {"qk": {"momentum": 0.9}}
+        optimizer = make_optimizer(model, optim.SGD, lr=0.1, qk_ratio=2, rules=rules, circuits=label(model))
+        train(model, optimizer, 2)
+        optimizer.load_state_dict(optimizer.state_dict())
+        train(model, optimizer, 2)
+    assert torch.equal(models[0].qkv(), models[1].qkv())
 
 
-def test_flush_shows_the_copy_and_lets_a_new_gradient_in():
-    fused, _, leaf, gradient, copy = strided()
-    copy.enter()
-    with torch.no_grad():
-        leaf.fill_(-1)
-    copy.flush()
-    assert (fused[:, 1:3] == -1).all()
-    gradient.mul_(5)
-    copy.enter()
-    assert (leaf.grad == 5).all() and leaf.grad.is_contiguous() and (leaf == -1).all()
-    copy.leave()
-
-
-def test_without_a_gradient():
-    _, view, leaf, _, copy = strided()
-    leaf.grad = None
-    copy.enter()
-    assert leaf.grad is None
-    copy.leave()
-    assert leaf.grad is None and leaf.data_ptr() == view.data_ptr()
-
-
-def test_leaving_twice_is_leaving_once():
-    fused, _, _, _, copy = strided()
-    copy.enter()
-    copy.leave()
-    fused.zero_()
-    copy.leave()
-    assert not fused.any()
+def test_states_of_the_first_release_load(net, label, train):
+    """They have one entry per leaf, named by its slice."""
+    whole, model = net("columns", layers=1), net("columns", layers=1)
+    options = {"lr": 1e-2, "qk_ratio": 5, "foreach": False}
+    first = make_optimizer(whole, optim.AdamW, circuits=label(whole), **options)
+    train(whole, first, 3)
+    second = make_optimizer(model, optim.AdamW, circuits=label(model), **options)
+    model.load_state_dict(whole.state_dict())
+    state = first.state_dict()
+    entries = {
+        name: state["state"][number]
+        for number, name in enumerate(n for group in state["param_groups"] for n in group["param_names"])
+    }
+    spans = {"layers.0.qkv": (":, ", 1), "layers.0.qkv_bias": ("", 0)}
+    old: dict = {"state": {}, "param_groups": []}
+    number = 0
+    for group in state["param_groups"]:
+        names, numbers = [], []
+        fast = group["name"] == "qk"
+        listed = list(spans) if fast else [n for n, _ in model.named_parameters()]
+        for name in listed:
+            comma, axis = spans.get(name, ("", None))
+            span = (0, 24) if fast else (24, 36)
+            names.append(name if axis is None else f"{name}[{comma}{span[0]}:{span[1]}]")
+            old["state"][number] = {
+                key: value.narrow(axis, span[0], span[1] - span[0]).clone()
+                if axis is not None and value.dim()
+                else value.clone()
+                for key, value in entries[name].items()
+            }
+            numbers.append(number)
+            number += 1
+        old["param_groups"].append({**group, "params": numbers, "param_names": names})
+    second.load_state_dict(old)
+    train(whole, first, 3)
+    train(model, second, 3)
+    assert torch.equal(whole.qkv(), model.qkv())
 
 
 # --- The slices of a leaf: one, or those of all heads at once ---
@@ -332,18 +373,3 @@ def test_irregular_slices_are_not_joined():
         (13, [(0, 2), (6, 8)]),
     ):
         assert not is_regular(slices_at(spans), torch.zeros(size))
-
-
-def test_names_and_slices_in_the_state_dict(net, label):
-    """Names are for people; slices are data."""
-    model = net("columns", layers=1)
-    optimizer = make_optimizer(model, optim.AdamW, lr=1.0, qk_ratio=2, circuits=label(model))
-    group = optimizer.state_dict()["param_groups"][1]
-    assert group["param_names"] == ["layers.0.qkv[:, 0:24]", "layers.0.qkv_bias[0:24]"]
-    assert group["slices"] == [["layers.0.qkv", 1, [[0, 24]]], ["layers.0.qkv_bias", 0, [[0, 24]]]]
-    model = net("interleaved", layers=1)
-    optimizer = make_optimizer(model, optim.AdamW, lr=1.0, ratios={"q": 2}, circuits=label(model), fused=True)
-    group = optimizer.state_dict()["param_groups"][1]
-    assert group["param_names"][1] == "layers.0.qkv_bias[0:4, 12:16, 24:28]"
-    assert group["slices"][1] == ["layers.0.qkv_bias", 0, [[0, 4], [12, 16], [24, 28]]]
-    assert ["head.weight", None, []] in optimizer.state_dict()["param_groups"][0]["slices"]

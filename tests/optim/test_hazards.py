@@ -73,29 +73,16 @@ def test_scaling_gradients_is_no_ratio_under_adam(net, label, train):
     assert drift < 1e-4 < 0.1 < effect
 
 
-def test_a_gradient_cleared_on_one_side_would_count_twice(fused):
+@pytest.mark.parametrize("cast", ["double", "bfloat16"])
+def test_another_dtype_before_the_first_step(fused, cast):
+    """As with a stock optimizer."""
     model, optimizer = fused()
-    optimizer.step()
-    type(optimizer).zero_grad(optimizer)  # what a stock optimizer does: it knows only the leaves
-    assert model.layers[0].qkv.grad is not None
-    with raises("layers.1.qkv.* was added to an old one"):
-        model.loss().backward()
     optimizer.zero_grad()
-    model.loss().backward()
-    once = model.layers[0].qkv.grad.clone()
-    model.zero_grad()
-    model.loss().backward()
-    assert torch.equal(once, model.layers[0].qkv.grad)
-
-
-@pytest.mark.parametrize("cast", ["double", "bfloat16", "half"])
-def test_another_dtype_breaks_the_sharing(fused, cast):
-    model, optimizer = fused()
     getattr(model, cast)()
-    with raises(r"the memory of layers\.0\.qkv was exchanged .* make the optimizer after"):
-        optimizer.step()
-    model.float()  # the way back: other memory, but equal
+    before = model.qkv()
+    model(getattr(model.inputs, cast)()).square().sum().backward()
     optimizer.step()
+    assert not torch.equal(before, model.qkv())
 
 
 def test_the_same_dtype_does_not(fused):
@@ -106,6 +93,7 @@ def test_the_same_dtype_does_not(fused):
 
 def test_another_device_breaks_the_sharing(fused):
     model, optimizer = fused()
+    optimizer.step()
     model.to("meta")
     with raises("was exchanged|was replaced"):
         optimizer.step()
@@ -113,14 +101,14 @@ def test_another_device_breaks_the_sharing(fused):
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved", "separate"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half, torch.double])
-def test_a_cast_between_two_steps_is_told_at_the_next_backward_pass_or_step(layout, dtype, net, label):
+def test_a_cast_between_two_steps_is_told_at_the_next_step(layout, dtype, net, label):
     model = net("rows" if layout == "separate" else layout, separate=layout == "separate")
     optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=label(model))
     model.loss().backward()
     optimizer.step()
     optimizer.zero_grad()
     model.to(dtype)
-    with raises(r"the memory of layers\.\d\.\w+ was exchanged .* make the optimizer after"):
+    with raises(r"the memory of layers\.\d\.[\w.]+ was exchanged .* make the optimizer after"):
         model(model.inputs.to(dtype)).sum().backward()
         optimizer.step()
 
@@ -145,12 +133,9 @@ def test_equal_memory_is_viewed_again(layout, kernel, net, label, train):
 
 def test_data_exchanged_by_hand(fused):
     model, optimizer = fused()
+    optimizer.step()
     model.layers[1].qkv.data = model.layers[1].qkv.data.double()
     with raises(r"layers\.1\.qkv was exchanged"):
-        optimizer.step()
-    model, optimizer = fused()
-    optimizer.param_groups[1]["params"][0].data = torch.zeros(12, 12)
-    with raises(r"a slice of layers\.0\.qkv was given other memory"):
         optimizer.step()
 
 
@@ -284,12 +269,13 @@ def test_the_state_of_another_optimizer_is_refused(fused):
             optimizer.load_state_dict(state)
 
 
-def test_a_state_of_other_slices_is_refused(net, label):
-    saved, other = net("rows"), net("interleaved")
-    state = make_optimizer(saved, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(saved)).state_dict()
-    optimizer = make_optimizer(other, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(other))
-    with raises(r"has 'layers\.0\.qkv\[24:36\]' where this optimizer has 'layers\.0\.qkv\[8:12\]'"):
-        optimizer.load_state_dict(state)
+def test_a_state_of_other_slices_goes_on(net, label, train):
+    """A state has no slices: what matters is that each parameter gets its own."""
+    model = net("rows")
+    train(model, first := make_optimizer(model, optim.AdamW, lr=1.0, qk_ratio=2, circuits=label(model)), 1)
+    second = make_optimizer(model, optim.AdamW, lr=1.0, ov_ratio=2, circuits=label(model))
+    with raises(r"where this optimizer has .* load_converted_state"):
+        second.load_state_dict(first.state_dict())
 
 
 def test_a_state_without_the_step_of_a_changing_ratio_is_refused(net, label):

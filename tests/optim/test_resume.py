@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from fasterqk.errors import InputError
 from fasterqk.optim import Ramp, make_optimizer
 
 
@@ -72,7 +71,7 @@ def test_resume_is_bit_exact(layout, kernel, resumed, net, label):
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
 def test_distributed_checkpoints(layout, tmp_path, net, label, train):
-    """Torch's ``save`` and ``load`` resume bit for bit; ``get_state_dict``, which cannot, names them."""
+    """Torch's ``save`` and ``load`` resume bit for bit, and so does ``get_state_dict``."""
 
     def start():
         model = net(layout)
@@ -80,25 +79,22 @@ def test_distributed_checkpoints(layout, tmp_path, net, label, train):
         return model, make_optimizer(model, torch.optim.AdamW, lr=3e-3, **options)
 
     (whole, whole_optimizer), (first, first_optimizer), (second, second_optimizer) = start(), start(), start()
+    third, third_optimizer = start()
     train(whole, whole_optimizer, 5)
     train(first, first_optimizer, 3)
-    with pytest.raises(InputError, match=r"layers\.0\.qkv is trained slice by slice.*checkpoint\.save"):
-        get_state_dict(first, first_optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is told that there is one process
         checkpoint.save({"model": first, "optimizer": first_optimizer}, checkpoint_id=tmp_path)
         train(second, second_optimizer, 1)  # so that there are states to load into
         checkpoint.load({"model": second, "optimizer": second_optimizer}, checkpoint_id=tmp_path)
+    weights, entries = get_state_dict(first, first_optimizer)
+    assert entries["state"]["layers.0.qkv"]["exp_avg"].shape == first.layers[0].qkv.shape
+    set_state_dict(third, third_optimizer, model_state_dict=weights, optim_state_dict=entries)
+    train(third, third_optimizer, 2)
+    assert torch.equal(whole.qkv(), third.qkv())
     train(second, second_optimizer, 2)
     assert torch.equal(whole.qkv(), second.qkv())
     assert whole_optimizer.param_groups[-1]["ratio_step"] == second_optimizer.param_groups[-1]["ratio_step"]
-
-
-def test_get_state_dict_without_split_weights(net, label, train):
-    model = net(separate=True)
-    optimizer = make_optimizer(model, torch.optim.AdamW, lr=3e-3, qk_ratio=5, circuits=label(model))
-    train(model, optimizer, 1)
-    assert "layers.0.q" in get_state_dict(model, optimizer)[1]["state"]
 
 
 def resume_in_a_new_process():

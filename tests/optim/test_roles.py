@@ -127,7 +127,7 @@ def test_the_embedding_is_the_tables_of_tokens_and_positions():
     rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
     slow = [name for name, rate in rates.items() if rate == 0.25]
     assert slow == ["transformer.wte.weight", "transformer.wpe.weight"]
-    assert rates["transformer.h.0.attn.c_attn.weight[:, 0:8]"] == 2
+    assert rates["transformer.h.0.attn.c_attn.weight"] == 2  # listed where there is least else
     assert "embedding 208 parameters (2 tensors) lr 0.25" in describe(optimizer)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import math
 import weakref
 from collections import Counter
@@ -18,10 +19,9 @@ import fasterqk
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, find_circuits, stack_names
 from fasterqk.labels.slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
-from fasterqk.optim._fused import COPYING
+from fasterqk.optim._fused import is_sharded, local_view, summed
 from fasterqk.optim._groups import ROLES, Group, Settings, with_outer_roles
-from fasterqk.optim._sharded import is_sharded, local_view, summed
-from fasterqk.optim.hooks import StepHooks, hooks_of, unwrapped
+from fasterqk.optim.hooks import COPYING, StepHooks, hooks_of, unwrapped
 from fasterqk.optim.ratio import finite_number
 from fasterqk.trace.isolated import copied, isolated, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, stack_of, uncompiled
@@ -43,7 +43,7 @@ class Share:
     def __str__(self) -> str:
         tensors = f"{self.tensors} tensor{'s' * (self.tensors != 1)}"
         tensors += f", {self.split} split" if self.split else ""
-        low, high = rate(min(self.rates)), rate(max(self.rates))
+        low, high = rate(min(self.rates, default=None)), rate(max(self.rates, default=None))
         between = low if low == high else f"{low} to {high}"
         now = " at this step" if self.changing else ""
         return f"{self.name} {readable(self.parameters)} parameters ({tensors}) lr {between}{now}"
@@ -90,7 +90,7 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
                 options.get("name", f"group {index}"),
                 sum(parameter.numel() for parameter in options["params"]),
                 len(options["params"]),
-                (float(options["lr"]),),
+                () if options.get("lr") is None else (float(options["lr"]),),
             )
             for index, options in enumerate(optimizer.param_groups)
         ]
@@ -149,11 +149,13 @@ def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     >>> rates(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     {'lr/group 0': 0.1}
     """
-    return {f"lr/{share.name}": max(share.rates) for share in shares(unwrapped(optimizer))}
+    return {f"lr/{share.name}": max(share.rates) for share in shares(unwrapped(optimizer)) if share.rates}
 
 
-def rate(value: float) -> str:
-    """``0.001`` as ``1e-3``, ``0.00015`` as ``1.5e-4``, ``0.5`` as it is."""
+def rate(value: float | None) -> str:
+    """``0.001`` as ``1e-3``, ``0.00015`` as ``1.5e-4``, ``0.5`` as it is; None of an optimizer without one."""
+    if value is None:
+        return "none"
     if value == 0 or 0.01 <= value < 1000:
         return f"{value:.3g}"
     digits, power = f"{value:.2e}".split("e")
@@ -290,6 +292,12 @@ def check_circuits(
     """
     model = uncompiled(model)
     optimizer = unwrapped(optimizer)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise InputError(
+            f"{type(optimizer).__name__} computes the loss several times in a step, so its update is not "
+            "proportional to a rate that could be checked"
+        )
     hooks = hooks_of(optimizer) or _plain_hooks(model, optimizer, labels)
     hooks.check(optimizer)
     base = float(hooks.base_rate(optimizer))
@@ -446,6 +454,7 @@ def _twin(
     memo: dict[int, Any] = {**twins}
     for weight, twin in zip(hooks.fused, fused, strict=True):
         memo |= {id(leaf): copied_leaf for leaf, copied_leaf in zip(weight.leaves, twin.leaves, strict=True)}
+    hooks.join(optimizer)
     with _copies_allowed(optimizer):
         try:
             stepper = copy.deepcopy(optimizer, memo)
@@ -458,7 +467,8 @@ def _twin(
     for name, value in vars(optimizer).items():
         if not hasattr(stepper, name) and not isinstance(value, StepHooks):
             setattr(stepper, name, copied(value, memo))
-    hooks = dataclasses.replace(hooks, fused=fused, frozen=[], split=None, first_pass=None)
+    leaves = [[memo[id(leaf)] for leaf in group] for group in hooks.leaves]
+    hooks = dataclasses.replace(hooks, fused=fused, leaves=leaves, frozen=[], split=None, first_pass=None)
     hooks.attach(stepper)
     return stepper
 

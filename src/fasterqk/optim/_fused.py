@@ -1,29 +1,31 @@
 """Fused weights: how an optimizer trains slices of one tensor at different rates.
 
-The optimizer gets a *leaf* for every slice: a ``Parameter`` whose storage is that slice of the fused weight
-and whose gradient is that slice of the fused gradient. The optimizer sees only the leaves, the module only
-the fused weight, and no key of the model's state dict changes. Slices that are contiguous (rows) share the
-memory of the fused weight also during a step; others (the columns of GPT-2's ``c_attn.weight``) are copies
-while the optimizer steps. This serves every optimizer: fused and foreign kernels get contiguous memory.
+Between steps the optimizer looks like a stock one: its groups list every parameter once, and its state dict
+has one entry per parameter, whatever the ratios. So clipping, loss scaling, ``zero_grad`` and
+``torch.distributed.checkpoint`` work as ever. During a step the groups list *leaves* instead: ``Parameter``s
+that hold one slice of a fused weight each, with that slice of its gradient.
 
 A step of a fused weight, called by the hooks in ``hooks``:
 
-1. The backward pass fills the gradient of the fused weight; a hook makes the leaves' gradients views of it.
-2. ``FusedWeight.check``: do leaves and fused weight still share their memory? If the fused weight was given
-   equal memory, the leaves view that; if not, an ``InputError``.
-3. The hook sets the learning rate of each group: the base rate times the ratio of its circuit at this step.
-4. ``FusedWeight.collect``: the leaves' gradients become views of the current fused gradient. If gradients are
-   normalised per circuit, that happens next.
-5. ``FusedWeight.enter``: leaves that are not contiguous (columns of a weight stored by rows) become copies.
-6. The optimizer steps on the leaves, each with the rate of its group.
-7. ``FusedWeight.leave``: copies are written back, and every leaf is a view again.
+1. The hook sets the learning rate of each group: the base rate times the ratio of its circuit at this step.
+   If gradients are normalised per circuit, that happens next.
+2. The groups list leaves in place of fused weights. If a state was loaded or saved, which has one entry per
+   parameter, each leaf gets its part of it (``FusedWeight.split``).
+3. ``FusedWeight.enter``: slices that are contiguous (rows) are views of the weight and of its gradient.
+   Others (the columns of GPT-2's ``c_attn.weight``) are copied, because fused and foreign kernels treat every
+   tensor as contiguous and would overwrite the neighbours of a slice.
+4. The optimizer steps on the leaves, each with the rate of its group.
+5. ``FusedWeight.leave`` writes copies back, and the groups list the weight itself again.
+
+Of a weight that is sharded over processes (FSDP2, HSDP, tensor parallel), leaves are slices of the rows or
+columns that this process has. All processes have the same leaves, empty ones included, because all must have
+a state to save; the state dict has sharded tensors, which fit every number of processes.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,102 +33,72 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 from fasterqk.labels.slices import Slice
 from fasterqk.optim._groups import Leaf, Settings, Trained
-from fasterqk.optim._sharded import ShardedWeight, is_sharded
+from fasterqk.trace.isolated import random_states_kept
 
-COPYING = ("__deepcopy__", "__reduce_ex__")  # the methods that copy and pickle call
-_AGAIN = "make the optimizer after the model has its final weights, dtype and device"
-
-
-def memory_exchanged(name: str) -> str:
-    """The message for a parameter that was moved or cast after the optimizer was made."""
-    return (
-        f"the memory of {name} was exchanged after the optimizer was made "
-        f"(by .to(...), .half() or .data = ...): {_AGAIN}"
-    )
+PARTS = "parts"  # key of the state of a fused weight: for each leaf, what cannot be joined
 
 
 class FusedWeight:
-    """A fused parameter and the leaves that represent it in the optimizer.
+    """A fused parameter, and the leaves that the optimizer steps on.
 
     ``slices`` holds the slices of each leaf; together they cover the parameter.
     """
 
     def __init__(self, name: str, parameter: nn.Parameter, slices: Sequence[tuple[Slice, ...]]) -> None:
         self.name, self.parameter, self.slices = name, parameter, slices
+        self._sharded = is_sharded(parameter)
+        if len(slices) > 1 and self._sharded:
+            _check_placements(name, parameter)
+        self._slices = [tuple(_local_slice(part, parameter) for part in parts) for parts in slices]
+        # One call makes all views where each leaf is one slice.
+        spans = [_span(part) for parts in self._slices for part in parts]
+        alone = len(spans) == len(slices) > 1
+        self._sizes = ([stop - start for _, start, stop in spans], spans[0][0]) if alone else None
         # detach() shares the version counter, so autograd notices a step between a forward and its backward
         # pass, as it does with a stock optimizer.
         self.leaves = [nn.Parameter(view) for view in self._views_of(parameter)]
-        for leaf in self.leaves:
-            forbid_copies(leaf)
+        self._gradients: list[Tensor | None] = [None] * len(self.leaves)
+        self._copies: list[tuple[Tensor, Tensor]] = []  # of leaves that are not contiguous, with their views
+        self._inside = False  # between enter and leave
         self._view_memory()
-        self._gradient: Tensor | None = None  # the fused gradient that the leaves' gradients view
-        self._gradient_pointer = 0  # its address in memory
-        self._gradient_views: list[Tensor] = []  # its slices, as given to the leaves
-        self._register_hook()
 
-    def _views_of(self, tensor: Tensor) -> list[Tensor]:
-        tensor = tensor.detach()
-        return [joint_view(slices, tensor) for slices in self.slices]
+    def _views_of(self, tensor: Any) -> Sequence[Tensor]:
+        """The slice of each leaf in this process's memory of ``tensor``, sharded as the parameter is."""
+        if self._sharded:
+            if tensor.placements != self.parameter.placements:  # type: ignore[attr-defined]
+                tensor = tensor.redistribute(placements=self.parameter.placements)  # type: ignore[attr-defined]
+            tensor = tensor.to_local()
+        if self._sizes is not None:
+            return tensor.detach().split_with_sizes(*self._sizes)
+        return [joint_view(parts, tensor.detach()) for parts in self._slices]
 
     def _view_memory(self) -> None:
-        """Make the leaves views of the memory that the fused weight has now."""
-        self._pointer = self.parameter.data_ptr()
-        self._memory = (self.parameter.shape, self.parameter.dtype, self.parameter.device)
-        self.views = self._views_of(self.parameter)
-        self._copies: dict[int, StepCopy] = {}
-        for index, (leaf, view) in enumerate(zip(self.leaves, self.views, strict=True)):
-            leaf.data = view
+        """Let the leaves view the weight where it is now: an offload, DDP or Accelerate may have moved it."""
+        self._pointer = self._address()
+        self._views = self._views_of(self.parameter)
+        self._copies = []
+        for leaf, view in zip(self.leaves, self._views, strict=True):
+            leaf.data = view.contiguous()  # a copy where a view is not
             if not view.is_contiguous():
-                self._copies[index] = StepCopy(leaf, view)
+                self._copies.append((leaf.detach(), view))
+        self._pointers = [leaf.data_ptr() for leaf in self.leaves]
 
-    def _register_hook(self) -> None:
-        """Give the leaves every new gradient; the hook is removed with this object."""
-        if not self.parameter.requires_grad:
-            return  # a copy of a weight that was frozen later has no gradients
-        reference = weakref.ref(self)
-
-        def accumulated(_: Tensor) -> None:
-            fused = reference()
-            if fused is not None:
-                fused.accumulated()
-
-        handle = self.parameter.register_post_accumulate_grad_hook(accumulated)
-        weakref.finalize(self, handle.remove)
+    def _address(self) -> int:
+        weight: Any = self.parameter
+        return weight.to_local().data_ptr() if self._sharded else weight.data_ptr()
 
     def twin(self, parameter: nn.Parameter) -> "FusedWeight":
-        """The same slices of a copy of the fused parameter."""
+        """The same slices of a copy of the parameter."""
         return FusedWeight(self.name, parameter, self.slices)
 
-    def accumulated(self) -> None:
-        """Called after the backward pass has added to the fused gradient."""
-        self._check_memory()
+    def enter(self) -> None:
+        """Before a step: leaves hold the slices of the weight and of its gradient."""
+        if self._address() != self._pointer:
+            self._view_memory()
+        for memory, view in self._copies:
+            memory.copy_(view)
+        self._inside = True
         gradient = self.parameter.grad
-        if gradient is not None and gradient is self._gradient:
-            if all(leaf.grad is None for leaf in self.leaves):
-                raise InputError(
-                    f"the gradient of {self.name} was added to an old one, cleared on the optimizer's "
-                    "side only; call optimizer.zero_grad() or model.zero_grad() before the backward pass"
-                )
-            return
-        self._give_gradient(gradient)
-
-    def collect(self) -> None:
-        """Before a step: make the leaves' gradients slices of the current fused gradient.
-
-        A gradient that was assigned to a leaf directly is kept while the fused gradient is unchanged.
-        """
-        gradient = self.parameter.grad
-        if gradient is self._gradient and (gradient is None or gradient.data_ptr() == self._gradient_pointer):
-            return
-        if gradient is None:
-            for leaf, old in zip(self.leaves, self._gradient_views, strict=True):
-                if leaf.grad is old:
-                    leaf.grad = None
-            self._gradient, self._gradient_views = None, []
-        else:
-            self._give_gradient(gradient)
-
-    def _give_gradient(self, gradient: Tensor | None) -> None:
         if gradient is None:
             return
         if gradient.layout != torch.strided:
@@ -134,128 +106,158 @@ class FusedWeight:
                 f"{self.name} has a {gradient.layout} gradient, which cannot be sliced by circuit; "
                 "make its layer with sparse=False"
             )
-        self._gradient, self._gradient_pointer = gradient, gradient.data_ptr()
-        self._gradient_views = self._views_of(gradient)
-        for leaf, view in zip(self.leaves, self._gradient_views, strict=True):
-            leaf.grad = view
+        for index, view in enumerate(self._views_of(gradient)):
+            self.leaves[index].grad = view if view.is_contiguous() else self._copied(index, view)
 
-    def clear(self, set_to_none: bool) -> None:
-        """Clear the fused gradient, after the optimizer's ``zero_grad`` has cleared the leaves."""
-        gradient = self.parameter.grad
-        if set_to_none:
-            self.parameter.grad = None
-        elif gradient is not None:
-            viewed = gradient is self._gradient and all(
-                leaf.grad is view for leaf, view in zip(self.leaves, self._gradient_views, strict=True)
-            )
-            if viewed:  # already zeroed, slice by slice
-                return
-            gradient.detach_().zero_()
-        self._gradient, self._gradient_views = None, []
-
-    def check(self) -> None:
-        """Raise unless the leaves share the memory of the fused weight."""
-        self._check_memory()
-        for leaf, view in zip(self.leaves, self.views, strict=True):
-            if leaf.data_ptr() != view.data_ptr():
-                raise InputError(f"a slice of {self.name} was given other memory (.data = ...): {_AGAIN}")
-
-    def _check_memory(self) -> None:
-        """View the fused weight again if it was given equal memory: by an offload, DDP, or Accelerate."""
-        parameter = self.parameter
-        if parameter.data_ptr() == self._pointer:
-            return
-        if (parameter.shape, parameter.dtype, parameter.device) != self._memory:
-            raise InputError(memory_exchanged(self.name))
-        self._view_memory()
-
-    def enter(self) -> None:
-        """Before a step: leaves that are not contiguous become copies."""
-        for copy in self._copies.values():
-            copy.enter()
-
-    def flush(self) -> None:
-        """During a step: write the copies into the fused weight, and keep stepping on the copies."""
-        for copy in self._copies.values():
-            copy.flush()
+    def _copied(self, index: int, view: Tensor) -> Tensor:
+        """The gradient of a leaf in contiguous memory, the same in every step."""
+        copy = self._gradients[index]
+        if copy is None or copy.dtype != view.dtype or copy.device != view.device:
+            copy = self._gradients[index] = torch.empty_like(view, memory_format=torch.contiguous_format)
+        return copy.copy_(view)
 
     def leave(self) -> None:
-        """After a step: the fused weight holds the result, and the leaves are views of it again."""
-        for index, (leaf, view) in enumerate(zip(self.leaves, self.views, strict=True)):
-            if index in self._copies:
-                self._copies[index].leave()
-            elif leaf.data_ptr() != view.data_ptr():  # an optimizer that assigns p.data = new
-                view.copy_(leaf.detach())
-                leaf.data = view
-
-
-def forbid_copies(thing: nn.Parameter | torch.optim.Optimizer) -> None:
-    """Make copying and pickling raise an error.
-
-    A copied leaf would belong to no model. A copied optimizer would lose its hooks, which torch does not
-    copy, and with them ratios that change.
-    """
-
-    def refuse(*_: Any) -> NoReturn:
-        raise InputError(
-            "this optimizer is tied to its model and cannot be copied or pickled whole; "
-            "call make_optimizer on the copied model and load_state_dict(optimizer.state_dict())"
-        )
-
-    for name in COPYING:
-        setattr(thing, name, refuse)
-
-
-# --- Contiguous copies during a step ---
-# Fused kernels (``fused=True``) treat every tensor as contiguous and would overwrite the neighbours of a
-# slice that is not. Such a leaf therefore steps on a copy: weights and gradient are copied in before the
-# step, and weights are copied back after it. Between steps the leaf is a view of the fused weight and its
-# gradient a view of the fused gradient, so that clipping and loss scaling work.
-
-
-class StepCopy:
-    """One leaf, its slice ``view`` of the fused weight, and the two buffers it steps on."""
-
-    def __init__(self, leaf: nn.Parameter, view: Tensor) -> None:
-        self._leaf = leaf
-        self._view = view
-        self._weights: Tensor | None = None
-        self._gradients: Tensor | None = None
-        self._gradient_view: Tensor | None = None
+        """After a step: the weight holds the result, and the leaves have no gradients."""
+        if not self._inside:
+            return
         self._inside = False
+        for leaf in self.leaves:
+            leaf.grad = None  # it would keep the memory of the gradient
+        if [leaf.data_ptr() for leaf in self.leaves] != self._pointers:  # by p.data = new
+            for leaf, view in zip(self.leaves, self._views, strict=True):
+                view.copy_(leaf.detach())
+            self._view_memory()
+        for memory, view in self._copies:
+            view.copy_(memory)
 
-    def enter(self) -> None:
-        """Copy weights and gradient in; if called again during a step, copy only the new gradient."""
-        leaf = self._leaf
-        if not self._inside:
-            if self._weights is None:
-                self._weights = torch.empty_like(self._view, memory_format=torch.contiguous_format)
-            self._weights.copy_(self._view)
-            leaf.data = self._weights
-            self._inside = True
-        if leaf.grad is None or leaf.grad is self._gradients:
+    # --- State ---
+    # The optimizer keeps one state per leaf. A state dict has whole tensors, as that of a plain optimizer;
+    # only what has no value per entry of the weight (the rows and columns of Adafactor) stays in "parts".
+
+    def split(self, state: MutableMapping[Any, Any]) -> None:
+        """Before a step: if a state was joined or loaded, give each leaf its part of it."""
+        whole = state.pop(self.parameter, None)
+        if not whole:
             return
-        self._gradient_view = leaf.grad
-        if self._gradients is None or self._gradients.dtype != leaf.grad.dtype:
-            self._gradients = torch.empty_like(leaf.grad, memory_format=torch.contiguous_format)
-        self._gradients.copy_(leaf.grad)
-        leaf.grad = self._gradients
+        parts = [dict(part) for part in whole.get(PARTS, ())] or [{} for _ in self.leaves]
+        for key, value in whole.items():
+            for part, piece in zip(parts, self._pieces(value), strict=True) if key != PARTS else ():
+                part[key] = piece
+        for leaf, part in zip(self.leaves, parts, strict=True):
+            if part:
+                state[leaf] = part
 
-    def flush(self) -> None:
-        """Write the copy into the fused weight, and give the leaf back its gradient view."""
-        if not self._inside:
-            return
-        self._view.copy_(self._leaf.detach())
-        if self._gradients is not None and self._leaf.grad is self._gradients:
-            self._leaf.grad = self._gradient_view
-        self._gradient_view = None
+    def _pieces(self, value: Any) -> list[Any]:
+        """The part of each leaf in one entry of a whole state; a count of steps is the same for all."""
+        if not isinstance(value, Tensor):
+            return [value] * len(self.leaves)
+        if value.shape != self.parameter.shape:
+            return [value.clone() for _ in self.leaves]
+        whole = _sharded_like(value, self.parameter)
+        return [view.clone(memory_format=torch.contiguous_format) for view in self._views_of(whole)]
 
-    def leave(self) -> None:
-        """Copy the weights back and make the leaf a view again."""
-        self.flush()
-        if self._inside:
-            self._leaf.data = self._view
-            self._inside = False
+    def join(self, state: MutableMapping[Any, Any]) -> None:
+        """For a state dict: join the states of the leaves to one of the parameter."""
+        parts = [dict(state.pop(leaf, {})) for leaf in self.leaves]
+        whole = {}
+        for key in dict.fromkeys(key for part in parts for key in part):
+            joined = self._joined(key, [part.get(key) for part in parts])
+            if joined is not None:
+                whole[key] = joined
+                for part in parts:
+                    del part[key]
+        if any(parts):
+            whole[PARTS] = parts
+        if whole:
+            state[self.parameter] = whole
+
+    def _joined(self, key: str, values: list[Any]) -> Any:
+        """The values of all leaves as one; None if that cannot be."""
+        first, like = values[0], self.parameter.detach()
+        tensors = [value for value in values if isinstance(value, Tensor) and value.dim()]
+        if not tensors:
+            alike = all(type(value) is type(first) and bool(value == first) for value in values)
+            return first if alike else None
+        shapes = [(type(value), getattr(value, "shape", None)) for value in values]
+        if shapes == [(Tensor, leaf.shape) for leaf in self.leaves]:
+            device = like.device if is_sharded(like) else first.device
+            joined = torch.empty_like(like, dtype=first.dtype, device=device)
+            for value, view in zip(values, self._views_of(joined), strict=True):
+                view.copy_(value)
+            return joined
+        if is_sharded(like):
+            raise InputError(
+                f"the optimizer keeps {key!r} of shape {tuple(tensors[0].shape)} for a part of {self.name}, "
+                "which cannot be saved sharded: use AdamW with the same options for all circuits"
+            )
+        return None
+
+
+# --- Weights that are sharded over processes ---
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a ``DTensor``; torch may have been built without them."""
+    return hasattr(tensor, "placements")
+
+
+def local_view(part: Slice, tensor: Any) -> Tensor:
+    """The entries of ``part`` in this process's memory of ``tensor`` (a parameter, or its gradient)."""
+    if not is_sharded(tensor):
+        return part.view(tensor)
+    return _local_slice(part, tensor).view(tensor.detach().to_local())
+
+
+def summed(values: Tensor, like: Any) -> Tensor:
+    """The sum of ``values`` over the processes that hold other entries of ``like`` than this one."""
+    if not is_sharded(like):
+        return values
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    placements = [Replicate() if placement.is_replicate() else Partial() for placement in like.placements]
+    total: Tensor = DTensor.from_local(values, like.device_mesh, placements, run_check=False).full_tensor()
+    return total
+
+
+def _sharded_like(value: Any, parameter: Any) -> Tensor:
+    """A state that was saved whole, or sharded, as the parameter is."""
+    if is_sharded(value) and not is_sharded(parameter):
+        return value.full_tensor()
+    if is_sharded(value) or not is_sharded(parameter):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def _local_slice(part: Slice, tensor: Any) -> Slice:
+    """The entries of ``part`` in the shard of this process, as a slice of that; it may be empty."""
+    if part.axis is None or not is_sharded(tensor):
+        return part
+    _, start, stop = _span(part)
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_shard() and placement.dim % tensor.dim() == part.axis:
+            # Shards are those of torch.chunk: equal, then one that is shorter, then empty ones.
+            size, count = tensor.shape[part.axis], tensor.device_mesh.size(dimension)
+            rows = -(-size // count)
+            first = min(rows * tensor.device_mesh.get_local_rank(dimension), size)
+            last = min(first + rows, size)
+            start, stop = max(start, first) - first, min(stop, last) - first
+            if stop <= start:
+                start, stop = 0, 0
+    return replace(part, start=start, stop=stop)
+
+
+def _check_placements(name: str, parameter: Any) -> None:
+    """Raise unless a process has one block of rows or columns, or all of the parameter."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    shards = [placement for placement in parameter.placements if type(placement) is not Replicate]
+    if len(shards) > 1 or any(type(placement) is not Shard for placement in shards):
+        raise InputError(
+            f"{name} is fused and sharded as {tuple(parameter.placements)}: make_optimizer splits weights "
+            "that are sharded once (by FSDP2, HSDP or tensor parallel, but not by two of them)"
+        )
 
 
 # --- The leaves of a model ---
@@ -268,12 +270,12 @@ def make_leaves(
     optimizer_class: Callable[..., Any],
     kwargs: dict[str, Any],
     by_entry: Callable[[], bool],
-) -> tuple[list[FusedWeight | ShardedWeight], list[Leaf]]:
+) -> tuple[list[FusedWeight], list[Leaf]]:
     """The fused weights, and what the optimizer trains: whole parameters, and leaves of fused weights.
 
     ``by_entry()`` says whether the optimizer steps every entry by itself.
     """
-    fused: list[FusedWeight | ShardedWeight] = []
+    fused: list[FusedWeight] = []
     leaves: list[Leaf] = []
     assigned = list(assigned)
     # Kernels take either sharded tensors or plain ones: with one sharded weight, all step as plain ones.
@@ -292,8 +294,7 @@ def make_leaves(
                 "here, or a model that is not sharded"
             )
         joined = _joined_slices(trained, optimizer_class, kwargs, by_entry())
-        kind = ShardedWeight if sharded else FusedWeight
-        weight = kind(trained.name, trained.parameter, [slices for slices, _ in joined])
+        weight = FusedWeight(trained.name, trained.parameter, [slices for slices, _ in joined])
         fused.append(weight)
         for leaf, (slices, settings) in zip(weight.leaves, joined, strict=True):
             leaves.append(Leaf(leaf, trained.name, settings, slices))
@@ -361,3 +362,39 @@ def joint_view(slices: Sequence[Slice], tensor: Tensor) -> Tensor:
         return slices[0].view(tensor)
     (axis, start, stop), (_, second, _) = _span(slices[0]), _span(slices[1])
     return tensor.unflatten(axis, (len(slices), second - start)).narrow(axis + 1, start, stop - start)
+
+
+# --- Which optimizers can step on parts of a matrix ---
+
+
+def steps_by_entry(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> bool:
+    """Whether the update of an entry depends on no other entry, found by a trial on a small matrix.
+
+    ``make(parameters)`` returns the optimizer. It trains a matrix, and the four quarters of the same matrix;
+    Muon, Adafactor, Shampoo and LAMB, which look at whole matrices, then end elsewhere.
+
+    >>> steps_by_entry(torch.optim.AdamW), steps_by_entry(torch.optim.Adafactor)
+    (True, False)
+    """
+    draw = torch.Generator().manual_seed(0)
+    start, *gradients = torch.randn(4, 6, 4, generator=draw).unbind()
+    trained = []
+    try:
+        with random_states_kept(), torch.enable_grad():
+            for size in ((6, 4), (3, 2)):
+                blocks = [nn.Parameter(block.clone()) for block in _blocks(start, *size)]
+                optimizer = make(blocks)
+                for gradient in gradients:
+                    for block, part in zip(blocks, _blocks(gradient, *size), strict=True):
+                        block.grad = part.clone()
+                    optimizer.step()
+                trained.append(blocks)
+    except Exception:  # any class of the user's, which may need more than this trial gives it
+        return False
+    (matrix,), quarters = trained
+    pairs = zip(_blocks(matrix, 3, 2), quarters, strict=True)
+    return all(torch.allclose(of_matrix, alone, rtol=1e-4, atol=1e-7) for of_matrix, alone in pairs)
+
+
+def _blocks(matrix: Tensor, rows: int, columns: int) -> list[Tensor]:
+    return [block for band in matrix.split(rows) for block in band.split(columns, 1)]

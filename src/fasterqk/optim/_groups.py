@@ -548,11 +548,6 @@ class Leaf:
         spans = ", ".join(f"{part.start}:{part.stop}" for part in self.slices)
         return f"{self.name}[{':, ' * (self.slices[0].axis or 0)}{spans}]"
 
-    def as_data(self) -> list[Any]:
-        """``[parameter, axis, [[start, stop], ...]]`` for a state dict; axis None for a whole parameter."""
-        axis = self.slices[0].axis if self.slices else None
-        return [self.name, axis, [[part.start, part.stop] for part in self.slices]]
-
 
 @dataclass
 class Group:
@@ -593,14 +588,9 @@ class Group:
         return options
 
     def names(self, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
-        """What a state dict says of the group: its name, and names and slices of ``parameters``."""
-        leaves = {id(leaf.tensor): leaf for leaf in self.leaves}
-        ordered = [leaves[id(parameter)] for parameter in parameters]
-        return {
-            "name": self.name,
-            "param_names": [leaf.shown for leaf in ordered],
-            "slices": [leaf.as_data() for leaf in ordered],
-        }
+        """What a state dict says of the group: its name, and the names of ``parameters``."""
+        names = {id(leaf.tensor): leaf.name for leaf in self.leaves}
+        return {"name": self.name, "param_names": [names[id(parameter)] for parameter in parameters]}
 
 
 def make_groups(

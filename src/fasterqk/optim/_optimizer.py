@@ -23,7 +23,7 @@ from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, resting_on_names
 from fasterqk.labels.first_pass import FirstPass
 from fasterqk.labels.slices import Circuits, Per
-from fasterqk.optim._fused import FusedWeight, make_leaves, optimizer_name
+from fasterqk.optim._fused import FusedWeight, make_leaves, optimizer_name, steps_by_entry
 from fasterqk.optim._gradients import normalizer
 from fasterqk.optim._groups import (
     Group,
@@ -39,7 +39,6 @@ from fasterqk.optim._groups import (
     tables,
     user_groups,
 )
-from fasterqk.optim._sharded import ShardedWeight, steps_by_entry
 from fasterqk.optim.hooks import StepHooks, replace_method, with_names
 from fasterqk.optim.ratio import PartnerNorm, Ramp, RatioLike
 from fasterqk.trace.modules import stack_of, uncompiled
@@ -47,7 +46,6 @@ from fasterqk.trace.modules import stack_of, uncompiled
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Decay = Literal["coupled", "independent"]
 Kind = tuple[Any, dict[str, Any]]  # an optimizer class with its arguments
-Fused = FusedWeight | ShardedWeight
 
 
 def make_optimizer(
@@ -93,8 +91,8 @@ def make_optimizer(
             ``lm_head``, or with shell patterns of parameter names, which go before roles:
             ``{"*.router.*": 0.1}``. Or ``"blockwise"``, the rates of arXiv 2502.19002.
         layer_decay: Multiplies the rate of a layer by this number once per layer above it, and once more for
-            itself; tables and what else comes before the first layer lie below it, the output head has the
-            full rate.
+            itself. Tables lie below the first layer, and so does what else the model lists before it
+            (in the order of ``named_parameters``); the output head has the full rate.
         decay: ``"coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
             times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
             equal.
@@ -154,10 +152,10 @@ def make_optimizer(
 
         return steps_by_entry(trial)
 
-    def grouped(asked: Request, only: Only | None, first: int = 0) -> tuple[list[Group], list[Fused]]:
+    def grouped(asked: Request, only: Only | None, first: int = 0) -> tuple[list[Group], list[FusedWeight]]:
         """The groups that ``asked`` makes, and the fused weights whose leaves are in them."""
         assigned = assign(model, asked, labelled, only)
-        fused: list[Fused] = []
+        fused: list[FusedWeight] = []
         leaves: list[Leaf] = []
         for index, kind in enumerate(kinds):
             whole = [part for part in assigned if others is None or part.slices[0][1].user_group == index]
@@ -165,7 +163,7 @@ def make_optimizer(
             fused, leaves = fused + more_fused, leaves + more_leaves
         return make_groups(leaves, assigned, asked.groups, first), fused
 
-    def split_later(group: Mapping[str, Any], first: int) -> tuple[list[Group], list[Fused]]:
+    def split_later(group: Mapping[str, Any], first: int) -> tuple[list[Group], list[FusedWeight]]:
         return grouped(replace(request, groups=user_groups(model, [group])), None, first)
 
     described, fused = grouped(request, only)

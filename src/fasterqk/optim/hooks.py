@@ -1,17 +1,17 @@
 """``StepHooks``: what an optimizer of ``make_optimizer`` does around every step.
 
 It checks that optimizer and model still belong together, sets the rate of every group (the base rate times
-its ratio at this step), and passes gradients to the leaves of fused weights. All of it uses the hooks that a
-stock optimizer offers (before and after a step, before a state is loaded), so the optimizer stays an object
-of the class that the user passed.
+its ratio at this step), and exchanges fused weights and their leaves. All of it uses the hooks that a stock
+optimizer offers (before and after a step, before a state is saved or loaded), so the optimizer stays an
+object of the class that the user passed.
 """
 
 import math
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter, is_not
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -19,11 +19,11 @@ from torch.jit import ScriptModule
 
 from fasterqk.errors import InputError
 from fasterqk.labels.first_pass import FirstPass
-from fasterqk.optim._fused import FusedWeight, forbid_copies, memory_exchanged
+from fasterqk.optim._fused import PARTS, FusedWeight
 from fasterqk.optim._groups import Group, Settings, plain_parameters
-from fasterqk.optim._sharded import ShardedWeight
 from fasterqk.optim.ratio import PartnerRatio, finite_number
 
+COPYING = ("__deepcopy__", "__reduce_ex__")  # the methods that copy and pickle call
 _ATTRIBUTE = "_fasterqk"
 _STEP = "ratio_step"  # key of a parameter group: steps taken under a ratio that changes
 _START = "partner_norm"  # key of a parameter group: the norm of its partners at the start
@@ -32,14 +32,15 @@ _CONVERT = "; load_converted_state(model, optimizer, state) takes what fits from
 _CLOSE = 1e-6
 
 # Splits one more group of the user's; the number is that of its first group in the optimizer.
-Split = Callable[[Mapping[str, Any], int], tuple[list[Group], list[FusedWeight | ShardedWeight]]]
+Split = Callable[[Mapping[str, Any], int], tuple[list[Group], list[FusedWeight]]]
 
 
 @dataclass
 class StepHooks:
     """The hooks of one optimizer.
 
-    ``groups`` describe its parameter groups, in order. ``split`` makes the groups of parameters that are
+    ``groups`` describe its parameter groups, in order. ``leaves`` are what each group lists during a step, in
+    place of what it lists between steps; ``split`` makes the groups of parameters that are
     added later; ``normalize`` is called on the gradients before the step; ``frozen`` are names and parameters
     that were not trainable and so are not optimized; ``by_role``: ratios were given by role; ``independent``:
     weight decay is divided by the ratio during a step; ``first_pass`` compares the labels with the first
@@ -47,7 +48,7 @@ class StepHooks:
     """
 
     groups: list[Group]
-    fused: list[FusedWeight | ShardedWeight]
+    fused: list[FusedWeight]
     model: "weakref.ref[nn.Module]"
     by_role: bool = False
     independent: bool = False
@@ -55,25 +56,24 @@ class StepHooks:
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
     frozen: Sequence[tuple[str, nn.Parameter]] = ()
     first_pass: FirstPass | None = None
+    leaves: list[list[nn.Parameter]] = field(default_factory=list)
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
-    _inside: bool = field(default=False, init=False)
+    _inside: bool = field(default=False, init=False)  # between the hooks before and after a step
+    _on_leaves: bool = field(default=False, init=False)  # the groups list leaves
     _parameters: list[list[nn.Parameter]] = field(default_factory=list, init=False)
-    _dtypes: dict[int, torch.dtype] = field(default_factory=dict, init=False)
+    _kinds: list[tuple[list[torch.dtype], list[torch.device]]] = field(default_factory=list, init=False)
     _owners: list[tuple[nn.Module, str, nn.Parameter]] = field(default_factory=list, init=False)
     _last: Any = field(default=None, init=False)
-    _stepped: list[list[nn.Parameter]] = field(default_factory=list, init=False)
-    _swapped: bool = field(default=False, init=False)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Register the hooks on ``optimizer``."""
         setattr(optimizer, _ATTRIBUTE, self)
-        forbid_copies(optimizer)
+        _forbid_copies(optimizer)
         optimizer.register_step_pre_hook(_uncompiled(self._before))
         optimizer.register_step_post_hook(_uncompiled(self._after))
         optimizer.register_load_state_dict_pre_hook(self._check_state)
-        optimizer.register_state_dict_pre_hook(self._before_saving)
-        # Torch has no hooks for these three; schedulers replace `step` on the object in the same way.
-        replace_method(optimizer, "zero_grad", self._zero_grad)
+        optimizer.register_state_dict_pre_hook(self.join)
+        # Torch has no hooks for these two; schedulers replace `step` on the object in the same way.
         replace_method(optimizer, "register_step_pre_hook", self._register_step_pre_hook)
         replace_method(optimizer, "add_param_group", self._add_param_group)
         self._go_last(optimizer)
@@ -81,9 +81,9 @@ class StepHooks:
 
     def _start(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the groups as they are; ratios that change keep something in them, and so in the state."""
-        self._list_sharded(optimizer)
+        self._list_whole(optimizer)
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
-        self._dtypes = {id(leaf): leaf.dtype for leaves in self._parameters for leaf in leaves}
+        self._kinds = [_kinds(parameters) for parameters in self._parameters]
         self._owners = []
         if (model := self.model()) is not None:
             trained = self.trained(optimizer)
@@ -108,60 +108,55 @@ class StepHooks:
         return model
 
     def trained(self, optimizer: torch.optim.Optimizer) -> set[int]:
-        """The identities of everything optimized: parameters, leaves and the fused weights of leaves."""
-        trained = {id(leaf) for options in optimizer.param_groups for leaf in options["params"]}
-        return trained | {id(fused.parameter) for fused in self.fused}
+        """The identities of all parameters that are optimized."""
+        return {id(parameter) for options in optimizer.param_groups for parameter in options["params"]}
 
-    # --- Sharded weights are listed whole between steps, and as leaves in a step ---
+    # --- Fused weights are listed whole between steps, and as leaves in a step ---
 
-    @property
-    def _sharded(self) -> list[ShardedWeight]:
-        return [weight for weight in self.fused if isinstance(weight, ShardedWeight)]
-
-    def _list_sharded(self, optimizer: torch.optim.Optimizer) -> None:
-        """List each sharded weight once, in the group with the fewest parameters of those it is split into.
+    def _list_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """List each fused weight of new groups once, in the smallest of those that it is split into.
 
         A group should not be left empty, which torch's ``set_state_dict`` does not expect.
         """
-        if not self._sharded:
-            return
-        first = len(self._stepped)
-        leaves_of_groups = [list(options["params"]) for options in optimizer.param_groups[first:]]
-        self._stepped += leaves_of_groups
-        owners = {id(leaf): weight for weight in self._sharded for leaf in weight.leaves}
-        groups_of: dict[str, list[dict[str, Any]]] = {}
-        for options, leaves in zip(optimizer.param_groups[first:], leaves_of_groups, strict=True):
+        new = optimizer.param_groups[len(self.leaves) :]
+        owners = {id(leaf): weight for weight in self.fused for leaf in weight.leaves}
+        groups_of: dict[FusedWeight, list[dict[str, Any]]] = {}
+        for options in new:
+            leaves = options["params"]
+            self.leaves.append(leaves)
             for leaf in leaves:
                 if id(leaf) in owners:
-                    groups_of.setdefault(owners[id(leaf)].name, []).append(options)
-            for key in ("param_names", "slices", "params"):
-                kept = zip(options.get(key, ()), leaves, strict=False)
+                    groups_of.setdefault(owners[id(leaf)], []).append(options)
+            for key in ("param_names", "params") if self.fused else ():
+                kept = zip(options[key], leaves, strict=True)
                 options[key] = [entry for entry, leaf in kept if id(leaf) not in owners]
-        for weight in self._sharded:
-            if weight.name in groups_of:
-                weight.gather(optimizer.state)  # some classes make it before the first step
-                weight.leave()
-                options = min(groups_of[weight.name], key=lambda options: len(options["params"]))
-                options["params"].append(weight.parameter)
-                options["param_names"].append(weight.name)
-                options["slices"].append([weight.name, None, []])
+        for weight, groups in groups_of.items():
+            options = min(groups, key=lambda options: len(options["params"]))
+            options["params"].append(weight.parameter)
+            options["param_names"].append(weight.name)
 
-    def _swap(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange sharded weights and their leaves, in the groups and in the state."""
-        if not self._sharded:
+    def _exchange(self, optimizer: torch.optim.Optimizer) -> None:
+        """Exchange fused weights and leaves in the groups; a library may have appended others."""
+        self._on_leaves = not self._on_leaves
+        for index, (options, others) in enumerate(zip(optimizer.param_groups, self.leaves, strict=False)):
+            self.leaves[index], options["params"] = options["params"], others
+
+    @torch.no_grad()
+    def _enter(self, optimizer: torch.optim.Optimizer) -> None:
+        self._exchange(optimizer)
+        for weight in self.fused:
+            weight.split(optimizer.state)
+            weight.enter()
+
+    @torch.no_grad()
+    def _leave(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._on_leaves:
             return
-        self._swapped = not self._swapped
-        for index, (options, others) in enumerate(zip(optimizer.param_groups, self._stepped, strict=False)):
-            self._stepped[index], options["params"] = options["params"], others
-        for weight in self._sharded:
-            (weight.scatter if self._swapped else weight.gather)(optimizer.state)
+        self._exchange(optimizer)
+        for weight in self.fused:
+            weight.leave()
 
-    # --- Methods of the optimizer that know of fused weights ---
-
-    def _zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-        type(optimizer).zero_grad(optimizer, set_to_none)
-        for fused in self.fused:
-            fused.clear(set_to_none)
+    # --- Methods of the optimizer that are replaced ---
 
     def _register_step_pre_hook(self, optimizer: torch.optim.Optimizer, hook: Any) -> Any:
         handle = type(optimizer).register_step_pre_hook(optimizer, hook)
@@ -214,56 +209,45 @@ class StepHooks:
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Bring optimizer and weights into order if the last step raised half-way."""
         if self._inside:
-            self._leave(optimizer)
+            self._finish(optimizer)
 
     def _take(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._swap(optimizer)
         if not callable(closure):
-            self._take_gradients(optimizer)
+            self._normalize(optimizer)
+            self._enter(optimizer)
             return None
         # The closure computes the gradients inside the step.
-        for weight in self._sharded:
-            weight.enter()
+        self._enter(optimizer)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": self._around(optimizer, closure)}
         return (args[0], self._around(optimizer, closure), *args[2:]), kwargs
 
     def _around(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         def evaluated() -> Any:
-            with torch.no_grad():
-                for fused in self.fused:
-                    fused.flush()  # an optimizer may have moved the weights before it calls the closure again
+            self._leave(optimizer)  # the closure sees the weights as they are now, and groups that list them
             loss = closure()
-            self._take_gradients(optimizer)
+            self._normalize(optimizer)
+            self._enter(optimizer)
             return loss
 
         return evaluated
 
     @torch.no_grad()
-    def _take_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        for fused in self.fused:
-            fused.collect()
+    def _normalize(self, optimizer: torch.optim.Optimizer) -> None:
         if self.normalize is not None:
             self.normalize(optimizer)
-        for fused in self.fused:
-            fused.enter()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         first = self._inside  # twice in a class whose step calls its parent's
-        self._leave(optimizer)
+        self._finish(optimizer)
         for options, group in zip(optimizer.param_groups, self.groups, strict=False):
             if first and group.changing:
                 options[_STEP] += 1
 
-    @torch.no_grad()
-    def _leave(self, optimizer: torch.optim.Optimizer) -> None:
+    def _finish(self, optimizer: torch.optim.Optimizer) -> None:
         self._inside = False
-        for fused in self.fused:
-            if self._swapped or isinstance(fused, FusedWeight):
-                fused.leave()
-        if self._swapped:
-            self._swap(optimizer)
+        self._leave(optimizer)
         for options, key, value in self._saved:
             options[key] = value
         self._saved.clear()
@@ -273,8 +257,6 @@ class StepHooks:
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise unless model and optimizer still belong together."""
         self._check_owners()
-        for fused in self.fused:
-            fused.check()
         self._check_groups(optimizer)
         self._check_frozen(optimizer)
 
@@ -293,19 +275,23 @@ class StepHooks:
 
     def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Libraries that flatten parameters (DeepSpeed) replace those of the groups."""
-        for options, known in zip(optimizer.param_groups, self._parameters, strict=False):
+        for options, known, kinds in zip(optimizer.param_groups, self._parameters, self._kinds, strict=False):
             now = options["params"]
-            if len(now) < len(known) or any(
-                before is not after for before, after in zip(known, now, strict=False)
-            ):
+            if len(now) < len(known) or any(map(is_not, known, now)):
                 raise InputError(
                     f"another library has replaced the parameters of group {options.get('name')!r} in this "
                     "optimizer (DeepSpeed flattens them, Accelerate's FSDP shards them), so circuits can no "
                     "longer be separated; train with DDP, or call fully_shard(model) before make_optimizer"
                 )
-            for name, leaf in zip(options.get("param_names", ()), known, strict=False):
-                if leaf.dtype != self._dtypes[id(leaf)] and optimizer.state.get(leaf):
-                    raise InputError(memory_exchanged(name))  # the states have the dtype of before
+            if optimizer.state and _kinds(known) != kinds:  # the states have the dtype of before
+                changed = map(is_not, map(attrgetter("dtype"), known), kinds[0])
+                changes = zip(options.get("param_names", ()), changed, strict=False)
+                name = next((name for name, other in changes if other), "a parameter")
+                raise InputError(
+                    f"the memory of {name} was exchanged after the optimizer was made (by .to(...), .half() "
+                    "or .data = ...): make the optimizer after the model has its final weights, dtype and "
+                    "device"
+                )
 
     def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
         """What was frozen when the optimizer was made would never be trained."""
@@ -365,10 +351,8 @@ class StepHooks:
     # --- State dicts ---
 
     def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """A saved state must belong to the same slices, and hold the step of a changing ratio.
-
-        Returns the state with the slices of this optimizer, which older states do not have.
-        """
+        """A saved state must belong to the same parameters, and hold the step of a changing ratio."""
+        state = self._from_leaves(optimizer, state)
         saved = state.get("param_groups", ())
         for options, group, other in zip(optimizer.param_groups, self.groups, saved, strict=False):
             names = options.get("param_names", ())
@@ -396,26 +380,75 @@ class StepHooks:
                 f"the saved state has groups of {theirs} parameters, this optimizer has groups of {ours}; "
                 "it was saved by another optimizer, or for a model with other trainable parameters" + _CONVERT
             )
-        groups = [dict(other) for other in saved]
-        for options, group_state in zip(optimizer.param_groups, groups, strict=True):
-            if "slices" in options:
-                group_state["slices"] = options["slices"]
-        return {**state, "param_groups": groups}
+        self._check_parts(optimizer, state)
+        return state
 
-    def _before_saving(self, optimizer: torch.optim.Optimizer) -> None:
-        """``get_state_dict`` looks for a name of every parameter in the model, where leaves are not."""
+    def _check_parts(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """A state that could not be joined belongs to the same leaves."""
+        counts = {id(weight.parameter): len(weight.leaves) for weight in self.fused}
+        for options, other in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            for key, parameter, name in zip(
+                other["params"], options["params"], options["param_names"], strict=True
+            ):
+                parts = state["state"].get(key, {}).get(PARTS)
+                if parts is not None and len(parts) != counts.get(id(parameter)):
+                    raise InputError(
+                        f"the saved state of {name} has {len(parts)} parts, this optimizer steps it in "
+                        f"{counts.get(id(parameter), 1)}; load it into one that splits it in the same way"
+                    )
+
+    def _from_leaves(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """A state of fasterqk 0.1, which has one entry per leaf, with one per parameter."""
+        saved = state.get("param_groups", ())
+        shown = {id(leaf.tensor): leaf.shown for group in self.groups for leaf in group.leaves}
+        names = [[shown.get(id(leaf)) for leaf in leaves] for leaves in self.leaves]
+        if not self.fused or [other.get("param_names") for other in saved] != names:
+            return state
+        keys = [key for other in saved for key in other["params"]]
+        leaves = [leaf for leaves in self.leaves for leaf in leaves]
+        entries = {
+            leaf: dict(state["state"][key])
+            for key, leaf in zip(keys, leaves, strict=True)
+            if key in state["state"]
+        }
+        for weight in self.fused:
+            weight.join(entries)
+        listed = [parameter for options in optimizer.param_groups for parameter in options["params"]]
+        numbers = {id(parameter): number for number, parameter in enumerate(listed)}
+        groups = [
+            {
+                **other,
+                "params": [numbers[id(parameter)] for parameter in options["params"]],
+                "param_names": options["param_names"],
+            }
+            for options, other in zip(optimizer.param_groups, saved, strict=True)
+        ]
+        states = {numbers[id(parameter)]: entry for parameter, entry in entries.items()}
+        return {**state, "state": states, "param_groups": groups}
+
+    def join(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give ``optimizer.state`` the form of a plain optimizer's, to save or to copy it."""
         self.settle(optimizer)
-        if len(self.fused) == len(self._sharded):
-            return
-        frame = sys._getframe()
-        while frame.f_back is not None:
-            frame = frame.f_back
-            if frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
-                raise InputError(
-                    f"{self.fused[0].name} is trained slice by slice, and get_state_dict and set_state_dict "
-                    "know whole parameters only: save {'model': model, 'optimizer': optimizer} with "
-                    "torch.distributed.checkpoint.save, which calls their state_dict()"
-                )
+        for weight in self.fused:
+            if weight.parameter not in optimizer.state:
+                weight.join(optimizer.state)
+
+
+def _kinds(parameters: Sequence[nn.Parameter]) -> tuple[list[torch.dtype], list[torch.device]]:
+    return list(map(attrgetter("dtype"), parameters)), list(map(attrgetter("device"), parameters))
+
+
+def _forbid_copies(optimizer: torch.optim.Optimizer) -> None:
+    """Make copying and pickling raise: torch does not copy hooks, and with them ratios would be lost."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise InputError(
+            "this optimizer is tied to its model and cannot be copied or pickled whole; "
+            "call make_optimizer on the copied model and load_state_dict(optimizer.state_dict())"
+        )
+
+    for name in COPYING:
+        setattr(optimizer, name, refuse)
 
 
 def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
