@@ -125,17 +125,17 @@ def task_config(arguments: argparse.Namespace, *names: str) -> Any:
 
 
 def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "TrainResult":
-    from fasterqk_lab.training import TrainResult, train_on_two_cores
+    from fasterqk_lab.training import TrainResult, train
 
     if arguments.out is None:
-        return train_on_two_cores(config, progress=progress, data_dir=arguments.data_dir)
+        return train(config, progress=progress, data_dir=arguments.data_dir)
     from fasterqk_lab.runs import SweepError, sweep
     from fasterqk_lab.tasks import load_task, use_data_folder
 
     with use_data_folder(arguments.data_dir):
         # Missing or damaged data is an error before anything is written.
         load_task(config.task, form=config.data.form, file=config.data.file)
-        function = "fasterqk_lab.training:train_on_two_cores"
+        function = "fasterqk_lab.training:train"
         try:
             (result,) = sweep(
                 [config], function, arguments.out, workers=0, force=arguments.force, progress=progress

@@ -7,7 +7,7 @@ its cells are trained or read, their values are kept as tidy rows, the arms are 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fasterqk_lab.compare import (
     correct,
     measured,
 )
-from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.experiments._registry import CellRunner, Experiment
 from fasterqk_lab.figures import (
     effect_record,
     save_curve,
@@ -40,6 +40,7 @@ from fasterqk_lab.figures import (
 )
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
+from fasterqk_lab.training._classification import pretrained_folder
 
 BASELINE, FASTER = "baseline", "faster_qk"
 ARM_NAMES = {BASELINE: "baseline", FASTER: "faster QK"}
@@ -92,6 +93,9 @@ class Comparison:
     training loss that decides because it was named before the run; arms are read at ``losses`` too.
     ``derive`` adds scores to a record along training. ``printed`` maps a source (``paper``, ``released``) to
     arms to scores to a number. Of seeds that were added after looking the first ``planned`` decide.
+
+    ``function`` computes a cell, ``more`` further values from the outcome. The forest shows ``forest``
+    instead of the scores that decide; ``figure`` draws the one special figure; ``examples`` are for the page.
     """
 
     name: str
@@ -110,6 +114,11 @@ class Comparison:
     read_at: Mapping[str, str] = field(default_factory=dict)
     level: float | None = None
     losses: tuple[float, ...] = ()
+    function: str = TRAIN
+    more: "Callable[[Outcome], Sequence[Value]]" = lambda outcome: ()
+    forest: tuple[str, ...] = ()
+    figure: "Callable[[Outcome, Path], dict[str, str]] | None" = None
+    examples: bool = False
 
     @property
     def key(self) -> str:
@@ -404,15 +413,15 @@ class Outcome:
             if f"{prefix}{score}" in effects and f"layer_1_{score}" in effects
         ]
 
-    def save(self, out: Path, *, forest: Sequence[str] | None = None) -> dict[str, Any]:
-        """Write the table, the forest of the scores that decide (or ``forest``), curves and heat maps.
+    def save(self, out: Path) -> dict[str, Any]:
+        """Write the table, the forest, curves, heat maps and the special figure; returns the paths.
 
-        Of models with several layers there is also a forest with one row per layer. Returns the paths.
+        Of models with several layers there is also a forest with one row per layer.
         """
         name, title, setting = self.comparison.key, self.comparison.title, self.setting()
         caption = f"Mean and 95% interval over seeds; differences to the baseline, paired by seed. {setting}."
         about: dict[str, Any] = {"title": title, "caption": caption}
-        shown = forest or self.comparison.decides
+        shown = self.comparison.forest or self.comparison.decides
         effects = [effect for effect in (*self.effects, *self.explored) if effect.score in shown]
         titles = {score: self.scores.get(score, score) for score in shown}
         files: dict[str, Any] = {"table": self._save_table(out, **about)}
@@ -430,6 +439,8 @@ class Outcome:
             about = {"title": f"{title}: DTAP", "caption": f"{setting}."}
             files["dtap"] = save_dtaps(dtaps, out, f"{name}-dtap", **about)
         self._save_effects(out)
+        if self.comparison.figure is not None:
+            files["figure"] = self.comparison.figure(self, out)
         return files
 
     def _save_table(self, out: Path, *, title: str, caption: str) -> dict[str, str]:
@@ -455,50 +466,48 @@ class Outcome:
         save_document(out, "effects", self.comparison.key, document)
 
 
-def run_arms(
-    comparison: Comparison,
-    runner: CellRunner,
-    *,
-    more: Callable[[Outcome], Sequence[Value]] = lambda outcome: (),
-    function: str = TRAIN,
-) -> Outcome:
+def run_arms(comparison: Comparison, runner: CellRunner) -> Outcome:
     """The comparison with the results of its cells; those that are done already are read, not trained again.
 
-    Its values, and those that ``more`` computes from its outcome, go to the table of results. ``function``
-    computes one cell.
+    Its values go to the table of results.
     """
     config = next(iter(comparison.arms.values()))
     if not runner.rebuilds and isinstance(config, TrainConfig):
-        # Missing or damaged data is an error before any worker starts.
+        # Missing or damaged data, or a missing model, is an error before any worker starts.
         load_task(config.task, form=config.data.form, file=config.data.file)
-    name = comparison.name
+        if config.model.pretrained:
+            pretrained_folder(config.model.pretrained)
+    name, function = comparison.name, comparison.function
     results = runner.run(comparison.cells(), function, title=name, protocol=comparison.protocol, table=name)
     options: dict[str, Any] = {"baselines": comparison.baselines, "derive": comparison.derive}
     options |= {"level": comparison.level, "losses": comparison.losses}
     table = measured(comparison.key, results, **options)
-    values = (*table.values, *more(Outcome(comparison, results, table)))
+    values = (*table.values, *comparison.more(Outcome(comparison, results, table)))
     runner.add(values)
     return Outcome(comparison, results, replace(table, values=values))
 
 
-def run_comparison(
-    comparison: Comparison,
-    runner: CellRunner,
-    *,
-    forest: Sequence[str] | None = None,
-    more: Callable[[Outcome], Sequence[Value]] = lambda outcome: (),
-    function: str = TRAIN,
-    examples: bool = False,
-) -> dict[str, Any]:
-    """Run what is not done yet, write everything, and return what ``--json`` prints.
-
-    ``examples`` are for the page; they need the weights of the cells.
-    """
-    outcome = run_arms(comparison, runner, more=more, function=function)
-    files = outcome.save(runner.out, forest=forest)
-    if examples and not runner.rebuilds and not outcome.diverged:
+def run_comparison(comparison: Comparison, runner: CellRunner) -> dict[str, Any]:
+    """Run what is not done yet, write everything, and return what ``--json`` prints."""
+    outcome = run_arms(comparison, runner)
+    files = outcome.save(runner.out)
+    if comparison.examples and not runner.rebuilds and not outcome.diverged:  # they need the weights
         from fasterqk_lab.experiments._examples import save_attention
 
         arms = {arm_text(arm): config for arm, config in comparison.arms.items()}
         save_attention(outcome, arms, runner.out)
     return {**outcome.summary(), "files": files}
+
+
+def of_arms(name: str, build: Callable[..., Comparison | Sequence[Comparison]], **about: Any) -> Experiment:
+    """The experiment that consists of the comparisons that ``build`` makes from its options."""
+
+    @wraps(build)  # its parameters are the options
+    def run(runner: CellRunner, **options: Any) -> dict[str, Any]:
+        built = build(**options)
+        if isinstance(built, Comparison):
+            return run_comparison(built, runner)
+        tables = {comparison.key: run_comparison(comparison, runner) for comparison in built}
+        return {"experiment": name, "tables": tables}
+
+    return Experiment(name, run, **about)

@@ -1,49 +1,34 @@
-"""One change per arm at equal loss, a pretrained encoder fine-tuned, and the paper's future work.
+"""HateXplain and the toy language, one change per arm at equal loss: what changes attention beside a ratio.
 
-`ablation-hatexplain`: one change per arm in a model of one layer.
-
-`finetune-hatexplain`: a pretrained encoder (MiniLM) rests much of its attention on ``[CLS]`` and ``[SEP]``.
-Faster queries and keys may put more attention on the marked words just by moving it away from there. The
-share on these two is therefore a number of its own, and attention on marked words is also taken among words
-alone. The score that decides, named before any run: attention on relevant words among words alone
-(``words_mrta``), of rollout at equal training loss. All others are exploratory.
-
-`future-work`: at equal rates of both circuits, under plain SGD and Adam, an imbalance between QK and OV at
-the start (their product as before), weight decay of one circuit alone, and gradients of both circuits with
-one norm; beside them a faster QK. Parts:
-
-- ``toy``: the toy language (FAFO) in two protocols: `four-tokens`, the theory's setting, in which a faster QK
-  raises attention under either optimizer (`phase`), and `literal`, in which right answers need no attention
-  on distinct tokens (`covert-channel`) and a faster QK does not raise it.
-- ``hatexplain``: one-layer HateXplain with AdamW, one arm each, and with SGD.
-
-The score that decides it, named before any run of more than one seed: attention on relevant tokens (MRTA) at
-equal loss; in the toy language that of `four-tokens` at a training loss of .5, as under Adam attention is
-complete at low losses at any ratio from 1. Lower losses and the protocol `literal` are exploratory.
+`ablation-hatexplain`: one change per arm in a model of one layer. `finetune-hatexplain`: a pretrained encoder
+(MiniLM), which rests much of its attention on ``[CLS]`` and ``[SEP]``; attention on marked words is therefore
+also taken among words alone. `future-work`: at equal rates, an imbalance between QK and OV at the start
+(their product as before), weight decay of one circuit, gradients of one norm; in the toy language in the
+protocols `four-tokens`, in which a faster QK raises attention (`phase`), and `literal`, in which it does not
+(`covert-channel`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 from fasterqk.attention.scores import title_of
 from fasterqk_lab.experiments._comparison import (
     EQUAL,
-    TRAIN,
     Comparison,
     Outcome,
+    of_arms,
     qk_arm,
-    run_arms,
-    run_comparison,
     seeds_from,
 )
-from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._registry import EPOCHS_OPTION, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import TRAIN_CELL, panels
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO
 from fasterqk_lab.figures import Point, save_scatter
 from fasterqk_lab.synthetic import Init, SyntheticCell
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._classification import pretrained_folder
 
 # The table without percentages k, and of the plausibility scores with the one that needs no threshold.
 SCORES = {
@@ -58,15 +43,26 @@ SCORES = {
 QK_ALONE, QK_AND_MORE, WITHOUT = "QK alone", "QK, and more", "without faster QK"
 
 
-def save_changes(outcome: Outcome, runner: CellRunner, kinds: Mapping[str, str]) -> dict[str, str]:
-    """Draw attention and accuracy of every arm at one training loss; ``kinds`` maps arms to their kind."""
+def kind_of(config: TrainConfig, base: TrainConfig) -> str:
+    """How an arm is drawn: whether a faster query-key circuit is all that it changes, or a part of it."""
+    options = config.optimisation
+    if config == base.replace(qk_ratio=options.qk_ratio):
+        return QK_ALONE
+    faster_qk = options.qk_ratio != 1 and (not options.faster or {*QUERIES, *KEYS} <= {*options.faster})
+    return QK_AND_MORE if faster_qk else WITHOUT
+
+
+def save_changes(outcome: Outcome, out: Path, kinds: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Draw attention and accuracy of every arm at one training loss; ``kinds`` are those of `kind_of`."""
+    arms = outcome.comparison.arms
+    kinds = {arm: kind_of(config, arms[EQUAL]) for arm, config in arms.items()} | dict(kinds or {})
     masses, accuracies = (outcome.means(score) for score in ("mrta", "test_accuracy"))
     at, loss = outcome.shared_moment()
     where = f"at training loss {loss:.3f}" if loss is not None else "which no loss compares"
     return save_scatter(
         [Point(arm, kinds[arm], mass, accuracies[arm]) for arm, mass in masses.items()],
         (f"{title_of('mrta')}, {where}", title_of("test_accuracy")),
-        runner.out,
+        out,
         outcome.comparison.name,
         title=outcome.comparison.title,
         caption=f"Every arm {where}, mean over seeds; the table has the intervals. {outcome.setting()}.",
@@ -99,62 +95,41 @@ def constant_rate(epochs: int = EPOCHS, **options: Any) -> TrainConfig:
     )
 
 
-class Arm(NamedTuple):
-    """One change: how it is drawn, and the training."""
+def ablation_hatexplain(seeds: int = 3, epochs: int | None = None) -> Comparison:
+    """Every arm beside equal rates.
 
-    kind: str
-    config: TrainConfig
-
-
-def ablation_arms(epochs: int = EPOCHS, ratio: float = QK_RATIO) -> dict[str, Arm]:
-    """The arms; those with a multiplier use ``ratio``, query-key alone also `RATIOS`.
-
-    >>> list(ablation_arms())[:3]
+    >>> list(ablation_hatexplain().arms)[:3]
     ['equal rates', 'QK ×3', 'QK ×10']
     """
+    epochs = epochs or EPOCHS
     base = constant_rate(epochs)
-    faster = base.replace(qk_ratio=ratio)
+    faster = base.replace(qk_ratio=QK_RATIO)
     strong = faster.replace(weight_decay=STRONG_DECAY)
-    times, divided = f"×{ratio:g}", f"÷{ratio:g}"
-    arms = {EQUAL: Arm(QK_ALONE, base)}
+    times, divided = f"×{QK_RATIO}", f"÷{QK_RATIO}"
+    arms = {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in RATIOS}
     arms |= {
-        qk_arm(multiple): Arm(QK_ALONE, base.replace(qk_ratio=multiple))
-        for multiple in sorted({*RATIOS, ratio})
+        f"Q only {times}": faster.replace(faster=QUERIES),
+        f"K only {times}": faster.replace(faster=KEYS),
+        f"embedding {times}": faster.replace(faster=EMBEDDING),
+        f"QK and embedding {times}": faster.replace(faster=QUERIES + KEYS + EMBEDDING),
+        f"everything {times}": base.replace(lr=base.optimisation.lr * QK_RATIO),
+        f"OV {divided}": base.replace(ov_ratio=1 / QK_RATIO, epochs=SLOWER * epochs),
+        f"W_Q {times}, W_K {divided} at the start": base.replace(qk_imbalance=QK_RATIO),
+        "gradients of QK and OV normalised": base.replace(gradient_norm=1.0),
+        "MLP frozen": base.replace(frozen=("*.mlp.*",)),
+        f"QK {times}, MLP frozen": faster.replace(frozen=("*.mlp.*",)),
+        f"QK {times}, coupled decay": faster.replace(decay="coupled"),
+        f"QK {times}, decay {STRONG_DECAY}": strong,
+        f"QK {times}, decay {STRONG_DECAY} coupled": strong.replace(decay="coupled"),
     }
-    return arms | {
-        f"Q only {times}": Arm(WITHOUT, faster.replace(faster=QUERIES)),
-        f"K only {times}": Arm(WITHOUT, faster.replace(faster=KEYS)),
-        f"embedding {times}": Arm(WITHOUT, faster.replace(faster=EMBEDDING)),
-        f"QK and embedding {times}": Arm(QK_AND_MORE, faster.replace(faster=QUERIES + KEYS + EMBEDDING)),
-        f"everything {times}": Arm(WITHOUT, base.replace(lr=base.optimisation.lr * ratio)),
-        f"OV {divided}": Arm(WITHOUT, base.replace(ov_ratio=1 / ratio, epochs=SLOWER * epochs)),
-        f"W_Q {times}, W_K {divided} at the start": Arm(WITHOUT, base.replace(qk_imbalance=ratio)),
-        "gradients of QK and OV normalised": Arm(WITHOUT, base.replace(gradient_norm=1.0)),
-        "MLP frozen": Arm(WITHOUT, base.replace(frozen=("*.mlp.*",))),
-        f"QK {times}, MLP frozen": Arm(QK_AND_MORE, faster.replace(frozen=("*.mlp.*",))),
-        f"QK {times}, coupled decay": Arm(QK_AND_MORE, faster.replace(decay="coupled")),
-        f"QK {times}, decay {STRONG_DECAY}": Arm(QK_AND_MORE, strong),
-        f"QK {times}, decay {STRONG_DECAY} coupled": Arm(QK_AND_MORE, strong.replace(decay="coupled")),
-    }
-
-
-def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
-    """Every arm beside equal rates."""
-    arms = {name: arm.config for name, arm in ablation_arms(epochs).items()}
     title = "HateXplain, one layer: which change carries the effect"
-    return Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds), scores=SCORES)
+    shown: dict[str, Any] = {"scores": SCORES, "figure": save_changes}
+    return Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds), **shown)
 
 
-def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
-    outcome = run_arms(ablation_hatexplain(seeds, epochs or EPOCHS), runner)
-    kinds = {name: arm.kind for name, arm in ablation_arms(epochs or EPOCHS).items()}
-    files = {**outcome.save(runner.out), "scatter": save_changes(outcome, runner, kinds)}
-    return {**outcome.summary(), "files": files}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = of_arms(
     "ablation-hatexplain",
-    run,
+    ablation_hatexplain,
     options=(seeds_option(3), EPOCHS_OPTION),
     examples=("--seeds 1 --epochs 2 # a quick look",),
     needs_data=True,
@@ -179,7 +154,7 @@ def finetune_hatexplain(
     pretrained: str = PRETRAINED,
     ratios: Sequence[float] = FINETUNE_RATIOS,
     seeds: int = 5,
-    epochs: int = 1,
+    epochs: int | None = None,
 ) -> Comparison:
     """Equal rates, and the query-key circuit alone faster by each of ``ratios``.
 
@@ -189,7 +164,7 @@ def finetune_hatexplain(
     base = TrainConfig(
         "hatexplain",
         pretrained=pretrained,
-        epochs=epochs,
+        epochs=epochs or 1,
         weight_decay=0.01,
         schedule="constant",
         context=128,
@@ -205,23 +180,14 @@ def finetune_hatexplain(
         seeds_from(seeds),
         decides=("words_mrta",),
         scores=FINETUNE_SCORES,
+        forest=("words_mrta", "special_share", "test_accuracy"),
+        figure=save_changes,
     )
 
 
-def run_finetune(
-    runner: CellRunner, pretrained: str, ratios: list[float], seeds: int, epochs: int | None
-) -> dict[str, Any]:
-    if not runner.rebuilds:
-        pretrained_folder(pretrained)  # a missing model is an error before any worker starts
-    outcome = run_arms(finetune_hatexplain(pretrained, ratios, seeds, epochs or 1), runner)
-    files = outcome.save(runner.out, forest=("words_mrta", "special_share", "test_accuracy"))
-    files["scatter"] = save_changes(outcome, runner, dict.fromkeys(outcome.comparison.arms, QK_ALONE))
-    return {**outcome.summary(), "files": files}
-
-
-FINETUNE = Experiment(
+FINETUNE = of_arms(
     "finetune-hatexplain",
-    run_finetune,
+    finetune_hatexplain,
     options=(
         Option(
             "pretrained",
@@ -325,6 +291,8 @@ def toy_comparison(protocol: str, optimizer: str, seeds: int = SEEDS["toy"]) -> 
         scores={"mrta": "MRTA"},
         level=TOY_LEVEL,
         losses=(TOY_LEVEL, *LOWER_LEVELS),
+        function=TRAIN_CELL,
+        forest=("mrta",),
     )
 
 
@@ -374,29 +342,24 @@ def future_arms(optimizer: str, seeds: int = 3) -> Comparison:
         seeds_from(seeds),
         scores=FUTURE_SCORES,
         planned=PLANNED if optimizer == "SGD" else None,
+        forest=("mrta",),
     )
 
 
-def run_future_work(
-    runner: CellRunner, parts: list[str] | None, optimizers: list[str] | None, seeds: int | None
-) -> dict[str, Any]:
-    summary: dict[str, Any] = {"experiment": "future-work"}
-    for part in parts or PARTS:
-        if part == "toy":
-            pairs = [(protocol, optimizer) for protocol in PROTOCOLS for optimizer in TOY_OPTIMIZERS]
-            comparisons = [toy_comparison(*pair, seeds or SEEDS["toy"]) for pair in pairs]
-        else:
-            comparisons = [future_arms(name, seeds or SEEDS[name]) for name in optimizers or OPTIMIZERS]
-        function = TRAIN_CELL if part == "toy" else TRAIN
-        for comparison in comparisons:
-            table = run_comparison(comparison, runner, forest=("mrta",), function=function)
-            summary[comparison.name] = table
-    return summary
+def future_work(parts: list[str] | None, optimizers: list[str] | None, seeds: int | None) -> list[Comparison]:
+    """The comparisons of the chosen parts."""
+    comparisons = []
+    if "toy" in (parts or PARTS):
+        pairs = product(PROTOCOLS, TOY_OPTIMIZERS)
+        comparisons += [toy_comparison(*pair, seeds or SEEDS["toy"]) for pair in pairs]
+    if "hatexplain" in (parts or PARTS):
+        comparisons += [future_arms(name, seeds or SEEDS[name]) for name in optimizers or OPTIMIZERS]
+    return comparisons
 
 
-FUTURE_WORK = Experiment(
+FUTURE_WORK = of_arms(
     "future-work",
-    run_future_work,
+    future_work,
     options=(
         Option("parts", str, "which (default: both)", choices=PARTS, many=True),
         Option("optimizers", str, "on HateXplain (default: both)", choices=OPTIMIZERS, many=True),

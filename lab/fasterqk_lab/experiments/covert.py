@@ -20,9 +20,6 @@ and unmarked words:
   mean over posts);
 - ``elsewhere``: the share of right answers whose most attended word is unmarked, and what the answer loses
   without that word (``drop``) and without a random unmarked word (``random_drop``).
-
-The score that decides `covert-hatexplain`, named before any run: ``bits`` minus ``null_bits``. All others are
-exploratory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -463,17 +460,16 @@ def choice_bits(
 
 
 def run_hatexplain(runner: CellRunner, seeds: int, layers: Sequence[int]) -> dict[str, Any]:
-    comparison = covert_hatexplain(seeds, layers)
-
     def covert_values(outcome: Outcome) -> list[Value]:
         return [
-            Value(comparison.key, arm, seed, AT, None, score, value)
-            for (arm, seed), scores in trained_facts(comparison, runner, measure_covert).items()
+            Value(outcome.comparison.key, arm, seed, AT, None, score, value)
+            for (arm, seed), scores in trained_facts(outcome.comparison, runner, measure_covert).items()
             for score, value in scores.items()
             if value is not None and isfinite(value)
         ]
 
-    outcome = run_arms(comparison, runner, more=covert_values)
+    comparison = replace(covert_hatexplain(seeds, layers), more=covert_values)
+    outcome = run_arms(comparison, runner)
     bits = [above(outcome.measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in comparison.arms]
     shuffled = [effect_record(effect) for effect in correct(bits)]
     files = outcome.save(runner.out)

@@ -2,9 +2,7 @@
 
 `faithfulness`: comprehensiveness is what a prediction loses without the most attended tokens. A model that
 reads fewer tokens may lose more without any tokens, also random ones, so that an arm may gain without ranking
-them any better. Every evaluation also ranks tokens at random, and the difference to that is compared. The
-score that decides, named before any run: AOPC comprehensiveness minus that of random rankings, at equal
-training loss. All others are exploratory.
+them any better. Every evaluation also ranks tokens at random, and the difference to that is compared.
 
 `temperature-hatexplain`: both arms train at a constant rate until their training loss falls to the same
 level. The baseline is then sharpened in two ways until its attention has the mean entropy of the faster arm:
@@ -13,15 +11,13 @@ level. The baseline is then sharpened in two ways until its attention has the me
   cannot change, so this asks how much of MRTA and AC is contrast alone.
 - *in the model*: its attention scores are multiplied before the softmax (the query weights are scaled),
   which changes what the model computes: loss, accuracy and faithfulness are measured again.
-
-The score that decides, named before any run: attention on relevant tokens (MRTA) of the faster arm minus that
-of the baseline sharpened as read, paired by seed. For faithfulness it is AOPC comprehensiveness minus that of
-random rankings, of the faster arm minus the baseline sharpened in the model. All others are exploratory.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +32,8 @@ from fasterqk_lab.experiments._comparison import (
     FASTER,
     Comparison,
     Outcome,
+    of_arms,
     run_arms,
-    run_comparison,
     seeds_from,
     two_arms,
 )
@@ -84,17 +80,14 @@ def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
     base, faster = (arm.replace(**changes) for arm in table.arms.values())
     title = f"{table.title}: faithfulness against its own chance"
     options: dict[str, Any] = {"decides": (DECIDES,), "scores": SCORES, "derive": above_random}
+    options["forest"] = FOREST
     ratio = faster.optimisation.qk_ratio
     return two_arms(f"faithfulness-{data}", title, base, ratio, seeds_from(seeds), **options)
 
 
-def run(runner: CellRunner, data: str, seeds: int) -> dict[str, Any]:
-    return run_comparison(faithfulness(data, seeds), runner, forest=FOREST)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = of_arms(
     "faithfulness",
-    run,
+    faithfulness,
     options=(Option("data", str, "which data set", default="hatexplain", choices=DATA), seeds_option(5)),
     examples=(
         "--data sva-whole --seeds 3 --json",
@@ -262,7 +255,7 @@ def reading_rows(measured: Measured) -> list[dict[str, Any]]:
     return [*rows, *differences.values()]
 
 
-def save_sharpening(outcome: Outcome, curves: Curves, runner: CellRunner) -> dict[str, str]:
+def save_sharpening(outcome: Outcome, curves: Curves, out: Path) -> dict[str, str]:
     """Draw attention and faithfulness against entropy; returns the paths."""
     colors = dict(zip(ARM_NAMES, COLORS, strict=False))
     ways = {"read": ("attention sharpened as read", MASS)}
@@ -279,7 +272,7 @@ def save_sharpening(outcome: Outcome, curves: Curves, runner: CellRunner) -> dic
         panels.append(Panel(title, axes, lines, log="", falls=True, legend={} if how == "read" else None))
     return save_panels(
         panels,
-        runner.out,
+        out,
         outcome.comparison.name,
         title=outcome.comparison.title,
         caption="A point is a trained model, the line to its right the same model sharpened; a line per "
@@ -301,14 +294,14 @@ def sharpened(workload: Classification) -> dict[str, Curve]:
 
 
 def run_temperature(runner: CellRunner, seeds: int) -> dict[str, Any]:
-    comparison = temperature_hatexplain(seeds)
     curves: dict[tuple[str, int], dict[str, Curve]] = {}
 
     def readings(outcome: Outcome) -> list[Value]:
-        curves.update(trained_facts(comparison, runner, sharpened))
-        return readings_of(comparison, curves)
+        curves.update(trained_facts(outcome.comparison, runner, sharpened))
+        return readings_of(outcome.comparison, curves)
 
-    outcome = run_arms(comparison, runner, more=readings)
+    comparison = replace(temperature_hatexplain(seeds), more=readings)
+    outcome = run_arms(comparison, runner)
     decide, explore = ([effect_record(effect) for effect in some] for some in answers(outcome.measured))
     rows = reading_rows(outcome.measured)
     files = outcome.save(runner.out) | {
@@ -320,7 +313,7 @@ def run_temperature(runner: CellRunner, seeds: int) -> dict[str, Any]:
             columns={"reading": "reading", "factor": "factor", **TITLES},
             rows=rows,
         ),
-        "entropy": save_sharpening(outcome, curves, runner),
+        "entropy": save_sharpening(outcome, curves, runner.out),
     }
     moments = {"readings": rows, "at_equal_entropy": decide, "explored_at_equal_entropy": explore}
     return {**outcome.summary(), **moments, "files": files}

@@ -3,23 +3,21 @@
 `ratio-or-rate`: is it the ratio of the two circuits' rates, or the QK rate itself? One-layer HateXplain over
 base rates and ratios. These step by about the same factor, so that one QK rate (base rate times ratio) occurs
 with several ratios. One more arm slows everything but the query-key circuit: it has the ratio of the faster
-arm and the QK rate of the baseline, and trains as much longer. The score that decides, named before any run:
-attention on relevant tokens (MRTA) at equal training loss. An arm is compared with ratio 1 at its base rate;
-arms of different base rates, and the plane through the map, are read at the lowest training loss that all
-arms reach. All other scores are exploratory.
+arm and the QK rate of the baseline, and trains as much longer. An arm is compared with ratio 1 at its base
+rate; arms of different base rates, and the plane through the map, are read at the lowest training loss that
+all arms reach.
 
 `tuned`: the paper multiplies the query-key rate of a baseline and leaves all else. Here both arms get what is
 best for them: base rate and ratio are chosen on validation data among the same base rates, with ratio 1 for
 the baseline and any larger ratio for the faster arm. Attention plays no part in the choice. The chosen pair
-is then trained with more seeds and compared on test data: at each arm's best validation epoch, which is what
-people use, and at equal training loss. The score that decides, named before any run: attention on relevant
-tokens (MRTA) at the best validation epoch.
+is then trained with more seeds and compared on test data at each arm's best validation epoch.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,13 +83,14 @@ def per_decade_at(ratio: float) -> str:
     return f"{PER_RATE}_at_ratio_{ratio:g}"
 
 
-def ratio_or_rate(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
+def ratio_or_rate(seeds: int = 3, epochs: int | None = None) -> Comparison:
     """All arms; the slowed one last.
 
     >>> comparison = ratio_or_rate()
     >>> len(comparison.arms), list(comparison.arms)[0], list(comparison.arms)[-1]
     (21, 'rate 5e-05, ratio 1', 'all but QK ÷30')
     """
+    epochs = epochs or EPOCHS
     base = constant_rate(epochs)
     arms = {
         arm_name(rate, ratio): base.replace(lr=rate, qk_ratio=ratio) for rate in RATES for ratio in RATIOS
@@ -113,6 +112,8 @@ def ratio_or_rate(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
         scores=SCORES,
         baselines={arm_name(rate, ratio): arm_name(rate, 1) for rate in RATES for ratio in RATIOS}
         | {SLOWED_ARM: arm_name(RATES[0], 1)},
+        more=slopes_of,
+        figure=save_map,
     )
 
 
@@ -177,7 +178,7 @@ def answers(table: Measured) -> list[Effect]:
     return correct(effects)
 
 
-def save_map(outcome: Outcome, runner: CellRunner) -> dict[str, str]:
+def save_map(outcome: Outcome, out: Path) -> dict[str, str]:
     """Draw attention and accuracy over base rate and ratio; returns the paths."""
     _, loss = outcome.shared_moment()
     grids = []
@@ -189,7 +190,7 @@ def save_map(outcome: Outcome, runner: CellRunner) -> dict[str, str]:
     return save_grids(
         grids,
         ("ratio (QK rate divided by base rate)", "base rate"),
-        runner.out,
+        out,
         outcome.comparison.name,
         title=outcome.comparison.title,
         caption=f"Every arm where its training loss first falls to {loss or np.nan:.3f}, mean over seeds;"
@@ -199,11 +200,10 @@ def save_map(outcome: Outcome, runner: CellRunner) -> dict[str, str]:
 
 
 def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
-    outcome = run_arms(ratio_or_rate(seeds, epochs or EPOCHS), runner, more=slopes_of)
-    files = {**outcome.save(runner.out), "map": save_map(outcome, runner)}
+    outcome = run_arms(ratio_or_rate(seeds, epochs), runner)
     effects = answers(outcome.measured)
     decided = [effect_record(effect) | {"if_the_ratio_decides": effect.claimed} for effect in effects]
-    return {**outcome.summary(), "ratio_or_rate": decided, "files": files}
+    return {**outcome.summary(), "ratio_or_rate": decided, "files": outcome.save(runner.out)}
 
 
 EXPERIMENT = Experiment(
@@ -373,6 +373,7 @@ def tuned_arms(tuning: Tuning, name: str, chosen: dict[str, Point], seeds: int) 
         seeds_from(seeds),
         planned=tuning.planned,
         at=BEST,
+        examples=True,
     )
 
 
@@ -390,7 +391,7 @@ def run_tuned(runner: CellRunner, data: str | None, seeds: int | None) -> dict[s
         edges = {arm: ", ".join(names) or "nothing" for arm, names in search.edges.items()}
         about = search._asdict() | {"tried": tried, "edges": edges}
         about["chosen"] = {arm: point._asdict() for arm, point in search.chosen.items()}
-        tables[name] = plain(run_comparison(comparison, runner, examples=True) | {"search": about})
+        tables[name] = plain(run_comparison(comparison, runner) | {"search": about})
     return {"experiment": "tuned", "protocol": "paper", "data": tables}
 
 

@@ -1,16 +1,13 @@
 """HateXplain, one layer: other ways to sharp attention, and when the ratio counts.
 
-`rivals-hatexplain` compares faster queries and keys with three other ways at equal training loss: a loss that
-shows the model the marked words (supervised attention), a penalty on the entropy of attention, and a learned
-temperature per head, at the base rate and 30 times faster. Only supervised attention needs marked words to
-train. The scores that decide were named before any run: attention on relevant tokens (MRTA) and AOPC
-comprehensiveness. `timing-hatexplain` gives the ratio to the first or the last third of training alone.
+Of the other ways only supervised attention, a loss that shows the model the marked words, needs these to
+train.
 """
 
-from typing import Any
+from pathlib import Path
 
-from fasterqk_lab.experiments._comparison import EQUAL, Comparison, qk_arm, run_arms, seeds_from
-from fasterqk_lab.experiments._registry import CellRunner, Experiment, seeds_option
+from fasterqk_lab.experiments._comparison import EQUAL, Comparison, Outcome, of_arms, qk_arm, seeds_from
+from fasterqk_lab.experiments._registry import seeds_option
 from fasterqk_lab.experiments.ablation_hatexplain import SCORES, constant_rate, save_changes
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO
 from fasterqk_lab.training import TrainConfig
@@ -18,7 +15,7 @@ from fasterqk_lab.training import TrainConfig
 SUPERVISED = (0.1, 1.0, 10.0)
 PENALTIES = (0.03, 0.3)
 RATIOS = (10, QK_RATIO)
-FASTER, SHOWN, SHARPENED = "QK alone", "shown the marked words", "sharpened otherwise"
+SHOWN, SHARPENED = "shown the marked words", "sharpened otherwise"
 DECIDES = ("mrta", "aopc_comprehensiveness")
 
 
@@ -51,7 +48,15 @@ def rivals(seeds: int = 5) -> Comparison:
         seeds_from(seeds),
         decides=DECIDES,
         scores=SCORES,
+        figure=save_rivals,
     )
+
+
+def save_rivals(outcome: Outcome, out: Path) -> dict[str, str]:
+    """Draw attention and accuracy of every way; returns the paths."""
+    others = [arm for arm in outcome.comparison.arms if arm != EQUAL and not arm.startswith("QK")]
+    kinds = {arm: SHOWN if arm.startswith("supervised") else SHARPENED for arm in others}
+    return save_changes(outcome, out, kinds)
 
 
 def timing(seeds: int = 3) -> Comparison:
@@ -81,31 +86,16 @@ def timing(seeds: int = 3) -> Comparison:
     )
 
 
-def run_rivals(runner: CellRunner, seeds: int) -> dict[str, Any]:
-    outcome = run_arms(rivals(seeds), runner)
-    kinds = {
-        arm: FASTER if arm == EQUAL or arm.startswith("QK") else SHOWN if arm.startswith("sup") else SHARPENED
-        for arm in outcome.comparison.arms
-    }
-    files = {**outcome.save(runner.out), "scatter": save_changes(outcome, runner, kinds)}
-    return {**outcome.summary(), "files": files}
-
-
-def run_timing(runner: CellRunner, seeds: int) -> dict[str, Any]:
-    outcome = run_arms(timing(seeds), runner)
-    return {**outcome.summary(), "files": outcome.save(runner.out)}
-
-
-RIVALS = Experiment(
+RIVALS = of_arms(
     "rivals-hatexplain",
-    run_rivals,
+    rivals,
     options=(seeds_option(5),),
     examples=("--seeds 1 # a quick look",),
     needs_data=True,
 )
-TIMING = Experiment(
+TIMING = of_arms(
     "timing-hatexplain",
-    run_timing,
+    timing,
     options=(seeds_option(3),),
     examples=("--seeds 1 # a quick look",),
     needs_data=True,

@@ -3,13 +3,8 @@
 `table-kvqa` found less attention of rollout on the asked pairs with a faster query-key circuit, at equal
 loss. A decoder of two layers may carry a pair to the position behind it and look for it there. `carried-kvqa`
 reads relevance twice: the asked pairs, and the pairs with the token behind each (*carried*). Heads are read
-by themselves too: a mean over heads hides one that looks.
-
-The scores that decide `carried-kvqa`, named before any run: attention of rollout on relevant tokens (MRTA) at
-equal training loss, with either relevance, and the steps until the task is learnt (validation exact match of
-at least .95, interpolated between evaluations; a cell that never learns is listed). Layers and heads are
-exploratory; the best head of a layer is that with the highest score, so that it is above the null by choice
-alone.
+by themselves too: a mean over heads hides one that looks. The best head of a layer is that with the highest
+score, so that it is above the null by choice alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +15,12 @@ from fasterqk_lab.experiments._comparison import (
     EQUAL,
     Comparison,
     Outcome,
+    of_arms,
     qk_arm,
-    run_comparison,
     seeds_from,
     two_arms,
 )
-from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._registry import EPOCHS_OPTION, Option, seeds_option
 from fasterqk_lab.training import TrainConfig
 
 # --- Subject-verb agreement ---
@@ -38,16 +33,12 @@ def table_agreement(seeds: int = 3, epochs: int | None = None) -> Comparison:
     # The loss falls within a fraction of an epoch; comparing at equal loss needs points on the way.
     base = TrainConfig("agreement", evaluate_at_fall=0.6, **({"epochs": epochs} if epochs else {}))
     title = "Generated subject-verb agreement, one layer"
-    return two_arms("table-agreement", title, base, AGREEMENT_RATIO, range(seeds))
+    return two_arms("table-agreement", title, base, AGREEMENT_RATIO, range(seeds), examples=True)
 
 
-def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
-    return run_comparison(table_agreement(seeds, epochs), runner, examples=True)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = of_arms(
     "table-agreement",
-    run,
+    table_agreement,
     options=(seeds_option(3), EPOCHS_OPTION),
     examples=("--seeds 5 --out out --json",),
 )
@@ -66,7 +57,8 @@ def table_kvqa(seeds: int = 1, epochs: int | None = None) -> Comparison:
     options = {"epochs": epochs} if epochs else {}
     base = TrainConfig("kvqa", evaluate_at_fall=0.5, along_subset=128, **options)
     title = "Generated key-value questions (accuracy is exact match)"
-    return two_arms("table-kvqa", title, base, KVQA_RATIO, range(seeds))
+    shown: dict[str, Any] = {"more": learnt_values, "examples": True}
+    return two_arms("table-kvqa", title, base, KVQA_RATIO, range(seeds), **shown)
 
 
 def steps_until_learnt(
@@ -99,13 +91,9 @@ def learnt_values(outcome: Outcome) -> list[Value]:
     ]
 
 
-def run_kvqa(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
-    return run_comparison(table_kvqa(seeds, epochs), runner, more=learnt_values, examples=True)
-
-
-KVQA = Experiment(
+KVQA = of_arms(
     "table-kvqa",
-    run_kvqa,
+    table_kvqa,
     options=(seeds_option(1), EPOCHS_OPTION),
     examples=("--seeds 3 --out out --json",),
 )
@@ -151,18 +139,14 @@ def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Compariso
         scores=SCORES,
         claimed={STEPS: "less"},
         read_at={STEPS: LEARNT_AT},
+        more=learnt_values,
+        forest=FOREST,
     )
 
 
-def run_carried(runner: CellRunner, seeds: int, ratios: list[float]) -> dict[str, Any]:
-    summary = run_comparison(carried_kvqa(seeds, ratios), runner, more=learnt_values, forest=FOREST)
-    learnt = {row["arm"]: row["value"]["n"] for row in summary["rows"] if row["name"] == STEPS}
-    return summary | {"never_learnt": {arm: seeds - learnt.get(arm, 0) for arm in summary["arms"]}}
-
-
-CARRIED = Experiment(
+CARRIED = of_arms(
     "carried-kvqa",
-    run_carried,
+    carried_kvqa,
     options=(
         seeds_option(10),
         Option("ratios", float, "multipliers of the QK rate, beside equal rates", default=RATIOS, many=True),

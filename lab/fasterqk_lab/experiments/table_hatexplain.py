@@ -2,10 +2,7 @@
 
 `table-layers` multiplies rates that are already several times the paper's (fewer epochs) by 30. A QK rate of
 5e-3 and more hardens attention early, in some seeds on nothing of use. `depth-hatexplain` keeps the QK rate
-between 5e-4 and 1e-3 at either depth. It reads rollout without a residual, as in the notebooks, and with one;
-every layer by its mean over heads, and by its best head. The scores that decide it, named before any run:
-attention on relevant tokens (MRTA) of rollout at equal training loss, without and with a residual. Layers and
-heads are exploratory.
+between 5e-4 and 1e-3 at either depth.
 """
 
 from typing import Any
@@ -15,20 +12,13 @@ from fasterqk_lab.experiments._comparison import (
     EQUAL,
     FASTER,
     Comparison,
+    of_arms,
     printed_row,
     qk_arm,
-    run_comparison,
     seeds_from,
     two_arms,
 )
-from fasterqk_lab.experiments._registry import (
-    EPOCHS_OPTION,
-    PROTOCOL_OPTION,
-    CellRunner,
-    Experiment,
-    Option,
-    seeds_option,
-)
+from fasterqk_lab.experiments._registry import EPOCHS_OPTION, PROTOCOL_OPTION, Option, seeds_option
 from fasterqk_lab.training import TrainConfig
 
 QK_RATIO = 30
@@ -55,10 +45,11 @@ def table_hatexplain(protocol: str = "paper", seeds: int = 5, epochs: int | None
     30.0
     """
     base = TrainConfig("hatexplain", **({"epochs": epochs} if epochs else {}))
-    name, title, chosen = "table-hatexplain", "HateXplain, one layer", seeds_from(seeds)
+    about = "table-hatexplain", "HateXplain, one layer"
     if protocol == "paper":
-        return two_arms(name, title, base, QK_RATIO, chosen, {"paper": PAPER})
-    return Comparison(name, title, protocol, _released(base), chosen, {"paper": PAPER, "released": RELEASED})
+        return two_arms(*about, base, QK_RATIO, seeds_from(seeds), {"paper": PAPER}, examples=True)
+    printed = {"paper": PAPER, "released": RELEASED}
+    return Comparison(*about, protocol, _released(base), seeds_from(seeds), printed, examples=True)
 
 
 def _released(base: TrainConfig) -> dict[str, TrainConfig]:
@@ -77,13 +68,9 @@ def _released(base: TrainConfig) -> dict[str, TrainConfig]:
     return {BASELINE: shared, FASTER: faster}
 
 
-def run(runner: CellRunner, protocol: str, seeds: int, epochs: int | None) -> dict[str, Any]:
-    return run_comparison(table_hatexplain(protocol, seeds, epochs), runner, examples=True)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = of_arms(
     "table-hatexplain",
-    run,
+    table_hatexplain,
     options=(PROTOCOL_OPTION, seeds_option(5), EPOCHS_OPTION),
     examples=("--protocol released --seeds 5 --json", "--seeds 1 --epochs 10 # a quick look"),
     needs_data=True,
@@ -128,20 +115,13 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
     if epochs == paper.optimisation.epochs:
         name, title = f"{name}-stated", f"{title}, as the paper states"
     chosen = seeds_from(seeds or SEEDS[layers])
-    return two_arms(name, title, base, QK_RATIO, chosen, {"paper": PAPER_LAYERS[layers]})
+    printed = {"paper": PAPER_LAYERS[layers]}
+    return two_arms(name, title, base, QK_RATIO, chosen, printed, examples=True)
 
 
-def run_layers(
-    runner: CellRunner, layers: list[int], seeds: int | None, epochs: int | None
-) -> dict[str, Any]:
-    tables = {str(depth): table_layers(depth, seeds, epochs) for depth in layers}
-    depths = {depth: run_comparison(table, runner, examples=True) for depth, table in tables.items()}
-    return {"experiment": "table-layers", "layers": depths}
-
-
-LAYERS = Experiment(
+LAYERS = of_arms(
     "table-layers",
-    run_layers,
+    lambda layers, seeds, epochs: [table_layers(depth, seeds, epochs) for depth in layers],
     options=(
         LAYERS_OPTION,
         seeds_option(None, "how many (default: 5 for 2 layers, 3 for 4)"),
@@ -180,20 +160,13 @@ def depth_hatexplain(layers: int, seeds: int = 5) -> Comparison:
         | {f"layer_{n}_mrta": f"layer {n}" for n in numbers}
         | {f"layer_{n}_best_head_mrta": f"layer {n}, best head" for n in numbers}
         | {"test_accuracy": "test accuracy", "validation_loss": "validation loss"},
+        forest=(*DECIDES, f"layer_{layers}_mrta", f"layer_{layers}_best_head_mrta"),
     )
 
 
-def run_depth(runner: CellRunner, layers: list[int], seeds: int) -> dict[str, Any]:
-    depths = {}
-    for depth in layers:
-        forest = (*DECIDES, f"layer_{depth}_mrta", f"layer_{depth}_best_head_mrta")
-        depths[str(depth)] = run_comparison(depth_hatexplain(depth, seeds), runner, forest=forest)
-    return {"experiment": "depth-hatexplain", "layers": depths}
-
-
-DEPTH = Experiment(
+DEPTH = of_arms(
     "depth-hatexplain",
-    run_depth,
+    lambda layers, seeds: [depth_hatexplain(depth, seeds) for depth in layers],
     options=(LAYERS_OPTION, seeds_option(5)),
     examples=("--layers 2 --seeds 1 # a quick look",),
     needs_data=True,

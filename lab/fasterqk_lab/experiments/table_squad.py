@@ -8,11 +8,11 @@ from fasterqk_lab.experiments._comparison import (
     BASELINE,
     FASTER,
     Comparison,
+    of_arms,
     printed_row,
-    run_comparison,
     seeds_from,
 )
-from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._registry import EPOCHS_OPTION, Option, seeds_option
 from fasterqk_lab.training import TrainConfig
 
 # Steps an epoch of the released notebooks: 60,000 questions, 64 a step; they warm up for 1,000 steps.
@@ -148,22 +148,15 @@ def table_squad(
             arms=chosen,
             seeds=seeds_from(seeds),
             printed={"paper": PAPER, "released": RELEASED} if size == "paper" else {},
+            examples=True,
         )
         for protocol, chosen in configs.items()
     }
 
 
-def run(
-    runner: CellRunner, size: str, arms: list[str], seeds: int, lr: float | None, epochs: int | None
-) -> dict[str, Any]:
-    comparisons = table_squad(size, arms, seeds, epochs, lr)
-    protocols = {name: run_comparison(table, runner, examples=True) for name, table in comparisons.items()}
-    return {"experiment": "table-squad", "size": size, "protocols": protocols}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = of_arms(
     "table-squad",
-    run,
+    lambda size, arms, seeds, lr, epochs: [*table_squad(size, arms, seeds, epochs, lr).values()],
     options=(
         Option("size", str, "paper, small (default) or tiny (a test)", default="small"),
         Option(

@@ -76,11 +76,12 @@ def table_sva(
     name, title, chosen = f"table-sva-{form}", TITLES[form], seeds_from(seeds)
     if protocol == "released":
         printed = {"paper": PAPER, "released": RELEASED}
-        return Comparison(name, title, protocol, _released(epochs), chosen, printed)
+        return Comparison(name, title, protocol, _released(epochs), chosen, printed, examples=True)
     base = _paper(form, epochs) if lr is None else _paper(form, epochs).replace(lr=lr)
     if lr == STATED_RATE:
         name, title = f"{name}-stated", f"{title}, as the paper states"
-    return two_arms(name, title, base, QK_RATIO, chosen, {"paper": PAPER} if form == "whole" else {})
+    printed = {"paper": PAPER} if form == "whole" else {}
+    return two_arms(name, title, base, QK_RATIO, chosen, printed, examples=True)
 
 
 def released_epochs(sentences: int) -> int:
@@ -183,7 +184,7 @@ def run(
     tables = {}
     for name in [form] if form else FORMS[protocol]:
         comparison, chosen = choose_arms(runner, protocol, name, seeds, epochs, lr)
-        tables[name] = run_comparison(comparison, runner, examples=True) | {"chosen_rate": chosen}
+        tables[name] = run_comparison(comparison, runner) | {"chosen_rate": chosen}
     return {"experiment": "table-sva", "protocol": protocol, "forms": tables}
 
 

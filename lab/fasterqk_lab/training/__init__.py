@@ -10,4 +10,3 @@ from fasterqk_lab.training._loop import TrainResult as TrainResult
 from fasterqk_lab.training._loop import load_checkpoint as load_checkpoint
 from fasterqk_lab.training._loop import save_checkpoint as save_checkpoint
 from fasterqk_lab.training._loop import train as train
-from fasterqk_lab.training._loop import train_on_two_cores as train_on_two_cores

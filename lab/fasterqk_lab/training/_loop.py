@@ -23,15 +23,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import parse_json, plain, write_bytes, write_text
 from fasterqk_lab.configs import content_hash
 from fasterqk_lab.training._config import TrainConfig
-from fasterqk_lab.training._steps import (
-    ForkedCall,
-    Steps,
-    Trainable,
-    build_optimizer,
-    build_trainable,
-    one_thread,
-    spare_core,
-)
+from fasterqk_lab.training._steps import Steps, Trainable, build_optimizer, build_trainable, one_thread
 
 # A training whose loss is this many times the one it started with has diverged, even while it is finite.
 DIVERGED = 100.0
@@ -96,13 +88,11 @@ def train(
     folder: str | Path | None = None,
     progress: Progress | None = None,
     data_dir: str | Path | None = None,
-    fork: bool = False,
 ) -> TrainResult:
     """Train one cell and return its result.
 
     With a ``folder`` the state is saved there at every evaluation; called again, training goes on from the
-    last one and ends bit for bit as if it had never stopped. With ``fork`` a copy of this process evaluates
-    while training goes on.
+    last one and ends bit for bit as if it had never stopped.
 
     >>> from fasterqk_lab.training import TrainConfig
     >>> small = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "train_limit": 200}
@@ -111,15 +101,7 @@ def train(
     False
     """
     with one_thread():
-        return _Training(config, build_trainable(config, data_dir), folder, progress, fork).run()
-
-
-def train_on_two_cores(config: TrainConfig, **options: Any) -> TrainResult:
-    """The same result as :func:`train`; where a core is idle, it evaluates while training goes on.
-
-    For a single training: many use the cores better side by side.
-    """
-    return train(config, **options, fork=spare_core())
+        return _Training(config, build_trainable(config, data_dir), folder, progress).run()
 
 
 def load_trained(config: TrainConfig, folder: Path) -> Trainable:
@@ -144,7 +126,6 @@ class _Training:
     trainable: Trainable
     folder: str | Path | None
     progress: Progress | None
-    fork: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
     diverged: bool = False
 
@@ -157,10 +138,6 @@ class _Training:
         self.evaluated_at = {round(self.steps.total * point / points) for point in range(points + 1)}
         # The running mean of batch losses, now and at the last evaluation.
         self.mean_loss = self.mean_loss_then = 0.0
-        # Whether a forked copy evaluates while training goes on: not when steps depend on evaluations.
-        waits = config.evaluation.patience is not None or config.evaluation.stop_at_loss is not None
-        self.fork = self.fork and not waits
-        self.pending: tuple[dict[str, Any], ForkedCall] | None = None
 
     def run(self) -> TrainResult:
         """Train from the checkpoint, or from the start, and measure what came out."""
@@ -168,8 +145,6 @@ class _Training:
         if not self.history:
             self._evaluate()
             self.mean_loss = self.mean_loss_then = self.history[0]["loss"]
-        elif self.history[-1]["step"] != self.steps.done:
-            self._evaluate()  # it was still under way when the state was saved
         while self.steps.done < self.steps.total and not self._ends_early():
             loss = self.steps.step()
             self.diverged = not math.isfinite(loss)
@@ -179,8 +154,6 @@ class _Training:
                 self._save()
             elif self.steps.done % PROGRESS_EVERY == 0:
                 self._show_progress()
-        self._finish_evaluation()
-        self._save_history()
         return self._result()
 
     def _fell(self) -> bool:
@@ -209,32 +182,15 @@ class _Training:
         return len(self.history) - 1 - last_rise >= self.config.evaluation.patience
 
     def _evaluate(self) -> None:
-        """Measure the model as it is now, in this process or, while it goes on, in a copy of it."""
-        self._finish_evaluation()
-        if self.history and self.history[-1].get("diverged"):
-            return
-        when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}
+        """Measure the model as it is now."""
         self.mean_loss_then = self.mean_loss
-        if self.fork and self.history and not self.diverged:
-            self.pending = when, ForkedCall(self.trainable.evaluate)
-            return
-        self._record(when, {} if self.diverged else self.trainable.evaluate())
-
-    def _finish_evaluation(self) -> None:
-        """Wait for the copy that evaluates, if there is one."""
-        if self.pending is None:
-            return
-        (when, call), self.pending = self.pending, None
-        self._record(when, call.result())
-        if self.history[-1].get("diverged"):
-            self.steps.done = when["step"]  # it ends where it diverged, whatever was tried since
-
-    def _record(self, when: dict[str, Any], measured: dict[str, Any]) -> None:
+        measured = {} if self.diverged else self.trainable.evaluate()
         start = self.history[0]["loss"] if self.history else math.inf
         if not measured or not measured["loss"] <= DIVERGED * start:
             self.diverged = True
             measured = {"loss": None, "diverged": True}
-        self.history.append({**when, **measured})
+        when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}
+        self.history.append(when | measured)
         self._show_progress()
 
     def _result(self) -> TrainResult:
@@ -262,25 +218,12 @@ class _Training:
     def _save(self) -> None:
         if self.folder is None or self.diverged:
             return
-        self._save_history()
-        save_checkpoint(
-            self.folder,
-            model=self.trainable.model,
-            optimizer=self.steps.optimizer,
-            scalars={
-                "step": self.steps.done,
-                "running": self.mean_loss,
-                "history": self.history,
-                "stale_gradients": self.steps.stale_gradients(),
-            },
-            config=self.config,
-        )
-
-    def _save_history(self) -> None:
-        if self.folder is None or self.diverged:
-            return
         lines = [json.dumps(plain(record)) for record in self.history]
         write_text(Path(self.folder) / "history.jsonl", "\n".join(lines) + "\n")
+        scalars = {"step": self.steps.done, "running": self.mean_loss, "history": self.history}
+        scalars["stale_gradients"] = self.steps.stale_gradients()
+        state: dict[str, Any] = {"model": self.trainable.model, "optimizer": self.steps.optimizer}
+        save_checkpoint(self.folder, **state, scalars=scalars, config=self.config)
 
     def _resume(self) -> None:
         if self.folder is None:
@@ -304,14 +247,13 @@ def _note(record: dict[str, Any]) -> str:
 
 
 # --- Checkpoints: everything a training needs to go on, in one safetensors file that appears at once ---
-# The tensors of the model, of the optimizer and of the random generators are stored by name; whatever is not
-# a tensor (step counters, learning rates, scalars) is JSON in the file's header. Nothing is pickled, so
-# nothing is ever unpickled. A checksum over all of it tells a damaged file from a good one.
+# The tensors of the model and of the optimizer are stored by name; whatever is not a tensor (step counters,
+# learning rates, scalars) is JSON in the file's header. Nothing is pickled, so nothing is ever unpickled. A
+# checksum over all of it tells a damaged file from a good one.
 
 CHECKPOINT = "checkpoint.safetensors"
 _FORMAT = "fasterqk-checkpoint"
 _VERSION = 1
-_NO_GENERATORS: Mapping[str, torch.Generator] = {}
 
 
 def save_checkpoint(
@@ -320,7 +262,6 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scalars: Mapping[str, Any],
-    generators: Mapping[str, torch.Generator] = _NO_GENERATORS,
     config: Any = None,
 ) -> None:
     """Replace the checkpoint in ``folder`` atomically by the present state.
@@ -328,10 +269,10 @@ def save_checkpoint(
     ``scalars`` is any nesting of dicts, lists, tuples, numbers, strings, None and tensors. ``config``
     (a frozen dataclass) binds the checkpoint to one configuration: :func:`load_checkpoint` refuses any other.
 
-    >>> model, generator = nn.Linear(2, 2), torch.Generator().manual_seed(0)
+    >>> model = nn.Linear(2, 2)
     >>> state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-    >>> save_checkpoint("linear", **state, scalars={"step": 100}, generators={"batches": generator})
-    >>> load_checkpoint("linear", **state, generators={"batches": generator})
+    >>> save_checkpoint("linear", **state, scalars={"step": 100})
+    >>> load_checkpoint("linear", **state)
     {'step': 100}
     """
     tensors: dict[str, Tensor] = {}
@@ -350,9 +291,6 @@ def save_checkpoint(
             "param_groups": _encode(states["param_groups"], "groups", tensors),
         },
         "scalars": _encode(dict(scalars), "scalars", tensors),
-        "generators": _encode(
-            {name: generator.get_state() for name, generator in generators.items()}, "generator", tensors
-        ),
     }
     text = json.dumps(document)
     header = {"version": _VERSION, "sha256": _checksum(text, tensors), "document": text}
@@ -365,7 +303,6 @@ def load_checkpoint(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    generators: Mapping[str, torch.Generator] = _NO_GENERATORS,
     config: Any = None,
 ) -> dict[str, Any] | None:
     """Put the state saved in ``folder`` back, bit for bit; returns the scalars, or None without a checkpoint.
@@ -390,7 +327,6 @@ def load_checkpoint(
         "state": {index: _decode(entries, tensors) for index, entries in document["optimizer"]["state"]},
         "param_groups": _decode(document["optimizer"]["param_groups"], tensors),
     }
-    random_states = _decode(document["generators"], tensors)
     saved_groups, labels = states["param_groups"], _labels(model, optimizer)
     there = _shapes(weights), _places(document["optimizer_class"], document["labels"], saved_groups)
     here = _shapes(model.state_dict()), _places(type(optimizer).__name__, labels, optimizer.param_groups)
@@ -401,14 +337,8 @@ def load_checkpoint(
                     f"{path} is a checkpoint of another {what}: {name!r} is {theirs.get(name)} there "
                     f"and {ours.get(name)} here"
                 )
-    if random_states.keys() != generators.keys():
-        raise InputError(
-            f"{path} holds the random generators {sorted(random_states)}, not {sorted(generators)}"
-        )
     model.load_state_dict(weights)
     optimizer.load_state_dict(states)
-    for name, generator in generators.items():
-        generator.set_state(random_states[name])
     scalars: dict[str, Any] = _decode(document["scalars"], tensors)
     return scalars
 

@@ -2,13 +2,10 @@
 
 import dataclasses
 import math
-import multiprocessing
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -21,61 +18,6 @@ from fasterqk.labels import Circuits, Slice, find_circuits
 from fasterqk.optim import make_optimizer
 from fasterqk_lab.tasks import AnswerTask, ClassificationTask, load_task
 from fasterqk_lab.training._config import TrainConfig
-
-# --- A forked copy of this process, while the process itself goes on ---
-
-
-def spare_core() -> bool:
-    """Whether a copy of this process could run beside it."""
-    if os.environ.get(DEVICE, "cpu") != "cpu":
-        return False  # what is on another device does not survive a fork
-    return hasattr(os, "fork") and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
-
-
-class ForkedCall:
-    """A call of ``work`` in a forked copy of this process, with everything as it is at this moment.
-
-    The copy shares memory until one of the two writes to it, so nothing is copied by hand, and what the
-    process does meanwhile does not reach the copy. Use it where nothing else forks badly: no CUDA, no
-    cluster worker.
-
-    >>> numbers = [1, 2]
-    >>> call = ForkedCall(lambda: sum(numbers))
-    >>> numbers.append(3)
-    >>> call.result()
-    3
-    """
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        context = multiprocessing.get_context("fork")
-        self._receiver, sender = context.Pipe(duplex=False)
-        self._process = context.Process(target=_send, args=(work, sender), daemon=True)
-        with warnings.catch_warnings():
-            # Newer Pythons warn of threads, which the copy does not have: the progress bar's is one.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
-        sender.close()
-
-    def result(self) -> Any:
-        """Wait for ``work`` and return its result; an exception that it raised is raised here."""
-        try:
-            result = self._receiver.recv()
-        except EOFError:
-            self._process.join()
-            code = self._process.exitcode
-            raise RuntimeError(f"an evaluation ended without a result (exit code {code})") from None
-        self._process.join()
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-
-def _send(work: Callable[[], Any], sender: Connection) -> None:
-    try:
-        sender.send(work())
-    except BaseException as error:
-        sender.send(error)
-
 
 # --- One thread ---
 

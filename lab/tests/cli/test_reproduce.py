@@ -276,9 +276,9 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     code, out, err = run(capsys, *words, "--arms", "faster_qk")
     alone = json.loads(out)
     assert (code, err) == (0, "")
-    assert list(alone["protocols"]["paper"]["arms"]) == ["faster_qk"]
-    assert alone["protocols"]["paper"]["effects"] == []
-    together = json.loads(run(capsys, *words)[1])["protocols"]["paper"]
+    assert list(alone["tables"]["table-squad-tiny-paper"]["arms"]) == ["faster_qk"]
+    assert alone["tables"]["table-squad-tiny-paper"]["effects"] == []
+    together = json.loads(run(capsys, *words)[1])["tables"]["table-squad-tiny-paper"]
     assert len(list((tmp_path / "runs").iterdir())) == 2
     ends = [
         {
@@ -286,11 +286,11 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
             for row in table["rows"]
             if (row["at"], row["arm"]) == ("end", "faster_qk")
         }
-        for table in (alone["protocols"]["paper"], together)
+        for table in (alone["tables"]["table-squad-tiny-paper"], together)
     ]
     assert ends[0] == ends[1]
     assert {"test_f1", "test_accuracy", "mrta", "ac", "sufficiency_5", "layer_2_mrta"} <= set(ends[0])
-    show_summary(find_experiment("table-squad").shown({"protocols": {"paper": together}}))
+    show_summary(find_experiment("table-squad").shown({"tables": {"paper": together}}))
     text = capsys.readouterr().out
     assert "test F1" in text
     assert "layer average: MRTA" in text

@@ -147,14 +147,11 @@ def learn(config: Learn, *, folder: Path, progress: Progress) -> dict[str, Any]:
         nn.Linear(config.width, 1),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-    state: dict[str, Any] = {
-        "model": model,
-        "optimizer": optimizer,
-        "generators": generators,
-        "config": config,
-    }
-    scalars = checkpoint.load_checkpoint(folder, **state) or {"losses": []}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "config": config}
+    scalars = checkpoint.load_checkpoint(folder, **state) or {"losses": [], "generators": {}}
     losses = scalars["losses"]
+    for name, random_state in scalars["generators"].items():
+        generators[name].set_state(random_state)
     for step in range(len(losses), config.steps):
         inputs = torch.randn(256, 16, generator=generators["data"])
         loss = (model(inputs).squeeze(1) - inputs.prod(1)).square().mean()
@@ -165,7 +162,9 @@ def learn(config: Learn, *, folder: Path, progress: Progress) -> dict[str, Any]:
         progress(step + 1, config.steps, f"loss {losses[-1]:.4f}")
         if (step + 1) % config.every == 0:
             write_text(folder / "history.jsonl", "".join(f'{{"loss": {value!r}}}\n' for value in losses))
-            checkpoint.save_checkpoint(folder, scalars={"losses": losses}, **state)
+            random_states = {name: generator.get_state() for name, generator in generators.items()}
+            scalars = {"losses": losses, "generators": random_states}
+            checkpoint.save_checkpoint(folder, scalars=scalars, **state)
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.numpy().tobytes())

@@ -13,8 +13,8 @@ from fasterqk_lab.experiments.ablation_hatexplain import (
     QK_ALONE,
     QK_AND_MORE,
     WITHOUT,
-    ablation_arms,
     ablation_hatexplain,
+    kind_of,
 )
 
 # What may differ from the arm with equal rates.
@@ -22,35 +22,30 @@ SPEEDS = {"qk_ratio", "ov_ratio", "lr", "faster", "frozen", "decay", "weight_dec
 SPEEDS |= {"qk_imbalance", "gradient_norm", "epochs"}
 
 
-def changes(arms, arm):
-    base, changed = (dict(config_values(arms[name].config)) for name in (EQUAL, arm))
+ARMS = ablation_hatexplain().arms
+
+
+def changes(arm):
+    base, changed = (dict(config_values(ARMS[name])) for name in (EQUAL, arm))
     return {name: changed[name] for name in base if base[name] != changed[name]}
 
 
 def test_every_arm_changes_speeds_and_nothing_else():
-    arms = ablation_arms()
-    for arm in arms:
-        assert changes(arms, arm).keys() <= SPEEDS
-        assert bool(changes(arms, arm)) == (arm != EQUAL)
+    for arm in ARMS:
+        assert changes(arm).keys() <= SPEEDS
+        assert bool(changes(arm)) == (arm != EQUAL)
+    assert changes("QK ×100") == {"qk_ratio": 100.0}
+    assert changes("OV ÷30") == {"ov_ratio": 1 / 30, "epochs": 24}
+    assert changes("everything ×30") == {"lr": pytest.approx(30 * 5e-5)}
 
 
 def test_the_kind_of_an_arm_is_what_it_changes():
-    arms = ablation_arms()
-    for name, arm in arms.items():
-        changed = changes(arms, name)
-        patterns = changed.get("faster", ("*.W_Q", "*.W_K"))
-        faster_qk = "qk_ratio" in changed and {"*.W_Q", "*.W_K"} <= set(patterns)
-        alone = changed.keys() <= {"qk_ratio"}
-        assert arm.kind == (QK_ALONE if alone else QK_AND_MORE if faster_qk else WITHOUT), name
-
-
-def test_another_multiplier_is_used_by_all_arms_that_have_one():
-    arms = ablation_arms(ratio=7)
-    assert changes(arms, "QK ×7") == {"qk_ratio": 7.0}
-    assert changes(arms, "QK ×100") == {"qk_ratio": 100.0}
-    assert changes(arms, "OV ÷7") == {"ov_ratio": 1 / 7, "epochs": 24}
-    assert changes(arms, "everything ×7") == {"lr": pytest.approx(7 * 5e-5)}
-    assert not any("30" in arm for arm in arms if "," in arm)
+    kinds = {arm: kind_of(config, ARMS[EQUAL]) for arm, config in ARMS.items()}
+    alone = [EQUAL, "QK ×3", "QK ×10", "QK ×30", "QK ×100"]
+    assert [arm for arm, kind in kinds.items() if kind == QK_ALONE] == alone
+    with_more = [arm for arm in ARMS if arm.startswith("QK ") and arm not in alone]
+    assert [arm for arm, kind in kinds.items() if kind == QK_AND_MORE] == with_more
+    assert {kinds["Q only ×30"], kinds["embedding ×30"], kinds["everything ×30"]} == {WITHOUT}
 
 
 def test_arms_are_compared_at_equal_loss_drawn_and_listed_if_they_diverged(rebuilt, capsys):
@@ -74,7 +69,7 @@ def test_arms_are_compared_at_equal_loss_drawn_and_listed_if_they_diverged(rebui
     assert summary["arms"]["OV ÷30"]["diverged"] == [1235]
     ends = [v.value for v in read_values(Path(summary["results"])) if v.at == "end" and v.score == "mrta"]
     assert len(ends) == 2 * len(places) - 1
-    with open(summary["files"]["scatter"]["csv"], encoding="utf-8") as file:
+    with open(summary["files"]["figure"]["csv"], encoding="utf-8") as file:
         assert [point["label"] for point in csv.DictReader(file)] == list(places)
     show_summary(find_experiment("ablation-hatexplain").shown(summary))
     assert "diverged: {'OV ÷30': [1235]}" in capsys.readouterr().out

@@ -272,7 +272,7 @@ def test_cells_go_through_the_store_and_are_not_done_again(tmp_path):
     base = TrainConfig("jsonl", file=str(path), epochs=1, rationale_k=(50,), width=8, head_width=4)
     little = two_arms("t", "T", base, 9, (0,))
     runner = CellRunner(tmp_path, experiment="t", workers=0)
-    first = run_comparison(little, runner, examples=True)
+    first = run_comparison(replace(little, examples=True), runner)
     assert (tmp_path / "examples" / "t-paper.json").exists()
     cells = sorted((tmp_path / "runs").iterdir())
     before = [(cell / "result.json").stat().st_mtime_ns for cell in cells]

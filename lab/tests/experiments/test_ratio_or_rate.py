@@ -70,7 +70,7 @@ def test_slopes_and_pairs_tell_ratio_and_rate_apart(mass, ratio_slope, rate_slop
             assert slopes[name, seed] == pytest.approx(rate_slope, abs=1e-5)
     faster = {effect["arm"] for effect in summary["effects"]}
     assert len(faster) == len(RATES) * (len(RATIOS) - 1) + 1
-    with Path(summary["files"]["map"]["csv"]).open() as file:
+    with Path(summary["files"]["figure"]["csv"]).open() as file:
         assert len(list(csv.DictReader(file))) == 2 * len(RATES) * len(RATIOS)  # attention and accuracy
     show_summary(find_experiment("ratio-or-rate").shown(summary))
     assert "growth per decade of the ratio" in capsys.readouterr().out

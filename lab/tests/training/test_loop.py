@@ -6,7 +6,7 @@ import torch
 
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
-from fasterqk_lab.training import TrainResult, train, train_on_two_cores
+from fasterqk_lab.training import TrainResult, train
 from fasterqk_lab.training import _loop as checkpoint
 from fasterqk_lab.training._steps import build_optimizer, build_trainable
 
@@ -53,9 +53,7 @@ def undisturbed(tmp_path_factory):
 def final_state(config, folder):
     trainable = build_trainable(config)
     optimizer = build_optimizer(trainable.model, config)
-    checkpoint.load_checkpoint(
-        folder, model=trainable.model, optimizer=optimizer, generators={}, config=config
-    )
+    checkpoint.load_checkpoint(folder, model=trainable.model, optimizer=optimizer, config=config)
     return trainable.model.state_dict(), optimizer.state_dict()["state"]
 
 
@@ -84,34 +82,6 @@ def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes, undist
     for index, entries in state.items():
         assert all(torch.equal(entries[key], other_state[index][key]) for key in entries)
     assert (folder / "history.jsonl").read_bytes() == (tmp_path / "history.jsonl").read_bytes()
-
-
-CASES = [
-    {"evaluations_per_epoch": 2},
-    {"evaluate_at_fall": 0.9, "lr": 0.02},
-    {"patience": 2, "epochs": 9},
-    {"lr": 1e30},  # diverges between evaluations
-    {"lr": 1e4, "warmup": 0, "schedule": "constant"},  # is finite and far off at an evaluation
-]
-
-
-@pytest.mark.parametrize("changes", CASES)
-def test_evaluating_in_a_copy_changes_nothing(config, tmp_path, changes, undisturbed):
-    config = config.replace(**changes)
-    plain, folder = undisturbed(config)
-    aside = train_on_two_cores(config, folder=tmp_path)
-    assert canonical_json(aside) == canonical_json(plain)
-    if not plain.diverged:
-        assert (folder / "history.jsonl").read_bytes() == (tmp_path / "history.jsonl").read_bytes()
-
-
-def test_a_run_killed_while_a_copy_evaluates_ends_as_one_that_was_not(config, tmp_path, undisturbed):
-    config = config.replace(evaluations_per_epoch=2)
-    whole, _ = undisturbed(config)
-    for steps in (1, 14, 26):
-        with pytest.raises(KeyboardInterrupt):
-            train_on_two_cores(config, folder=tmp_path, progress=StopAfter(steps))
-    assert canonical_json(train_on_two_cores(config, folder=tmp_path)) == canonical_json(whole)
 
 
 def test_the_run_does_not_depend_on_global_random_numbers_or_on_its_folder(config, undisturbed):

@@ -13,6 +13,7 @@ from fasterqk_lab.training._steps import (
     build_trainable,
     clip_gradients,
     factor,
+    one_thread,
     set_rates,
 )
 
@@ -306,3 +307,12 @@ def test_rates_are_set_from_the_start_and_do_not_compound():
     for multiplier in (0.5, 0.5, 0.25):
         set_rates(optimizer, multiplier)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 7.5]
+
+
+def test_one_thread_inside_and_as_before_after():
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match="stopped"), one_thread():
+        inside = torch.get_num_threads()
+        raise ValueError("stopped")
+    assert inside == 1
+    assert torch.get_num_threads() == before
