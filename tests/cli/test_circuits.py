@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from fasterqk.cli.main import main
 
@@ -147,3 +148,18 @@ def test_a_hostile_configuration_is_refused_at_once(
 def test_a_byte_order_mark_is_read(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("\ufeff" + config.read_text(), encoding="utf-8")
     assert main(["circuits", "--config", str(config)]) == 0
+
+
+def test_audit_of_a_saved_model(tmp_path, capsys):
+    """A folder and an optimizer class: what moves at which rate, by role."""
+    size = {"n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 1}
+    GPT2LMHeadModel(GPT2Config(vocab_size=10, **size)).save_pretrained(tmp_path)
+    assert main(["circuits", str(tmp_path), "--optimizer", "torch.optim.AdamW", "--lr", "1e-3"]) == 0
+    printed = capsys.readouterr().out
+    assert "GPT2LMHeadModel, AdamW, base lr 1e-3" in printed and "\nq " in printed
+    assert main(["circuits", str(tmp_path), "--optimizer", "SGD", "--json"]) == 0
+    assert {row["circuit"] for row in json.loads(capsys.readouterr().out)["rows"]} >= {"q", "k", "v", "o"}
+    assert main(["circuits", str(tmp_path), "--optimizer", "AdamX"]) == 2
+    assert "there is no optimizer 'AdamX'" in capsys.readouterr().err
+    assert main(["circuits", "gpt2", "--optimizer", "AdamW"]) == 2
+    assert "needs the folder of a saved model" in capsys.readouterr().err

@@ -343,3 +343,11 @@ def test_what_is_added_to_a_context_in_place_makes_no_values() -> None:
 
     found = seen(Residual())
     assert (found["c.weight"], found["mix.weight"], found["d.weight"]) == ("v", "o", "o")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_inputs_have_the_dtype_of_the_model(dtype):
+    """The probe runs on a float32 copy."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).to(dtype)
+    circuits = find_circuits(model, inputs=torch.randn(1, 3, 8, dtype=dtype), verify=True)
+    assert {part.role for part in circuits} == {"q", "k", "v", "o", "rest"}

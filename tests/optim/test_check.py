@@ -10,7 +10,7 @@ from torch import nn, optim
 
 from fasterqk.errors import InputError
 from fasterqk.labels.slices import as_label
-from fasterqk.optim import Ramp, check_circuits, describe, make_optimizer, param_groups
+from fasterqk.optim import Ramp, check_circuits, describe, make_optimizer, param_groups, rates
 from fasterqk.optim._check import rate
 
 
@@ -236,3 +236,15 @@ def test_an_audit_of_any_optimizer(net, label):
 def label_patterns(model, label):
     names = dict.fromkeys(part.parameter for part in label(model))
     return {name: as_label(part for part in label(model) if part.parameter == name) for name in names}
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with pytest.raises(InputError, match="LBFGS computes the loss several times in a step"):
+        check_circuits(model, optim.LBFGS(model.parameters()), (torch.ones(2, 3, 8),), torch.sum)
+
+
+def test_a_group_without_a_rate_is_described():
+    optimizer = optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    optimizer.param_groups[0]["lr"] = None
+    assert describe(optimizer) == "group 0 3 parameters (1 tensor) lr none" and rates(optimizer) == {}

@@ -331,3 +331,16 @@ def test_splits_that_cannot_be_made_are_refused():
         find_circuits(neox()).splits(format="Dion")
     with raises("split='layer'.*: it is 'role', 'head' or a number of heads"):
         make_optimizer(gpt2(), optim.Muon, lr=1e-2, split="layer", others=ADAMW)
+
+
+def test_a_state_of_heads_goes_on_without_them(net, label, train):
+    """The state of split matrices is that of whole ones."""
+    model = net("rows", layers=1)
+    options = {"lr": 1e-2, "circuits": label(model), "only": lambda _, weight: weight.dim() == 2}
+    first = make_optimizer(model, optim.Muon, split="role", **options)
+    train(model, first, 2)
+    second = make_optimizer(model, optim.Muon, **options)
+    second.load_state_dict(first.state_dict())
+    weight = model.layers[0].qkv
+    assert torch.equal(second.state[weight]["momentum_buffer"], first.state[weight]["momentum_buffer"])
+    train(model, second, 1)

@@ -570,3 +570,19 @@ def test_heads_that_no_attribute_states(layout, net, label):
         optimizer.step()
         assert clip.last
     assert torch.equal(ours.qkv(), by_hand.qkv())
+
+
+def test_a_head_at_the_threshold_is_not_counted_again():
+    """Scaled back, it is above the threshold by rounding alone."""
+    torch.manual_seed(0)
+    model = Pair()
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    clip = qk_clip(model, optimizer, threshold=0.05)
+    counts = []
+    for _ in range(6):
+        tokens = torch.arange(LENGTH)[None]
+        model(tokens, torch.ones_like(tokens)).sum().backward()
+        optimizer.step()
+        counts.append(len(clip.last))
+    # The first clip of a layer changes what the next one gets.
+    assert counts[0] > 0 and counts[2:] == [0] * 4

@@ -524,3 +524,10 @@ def test_the_history_is_thinned(monkeypatch):
         model(x, x, x)
     assert len(monitor.history) < 20 and [monitor.history[0].step, monitor.last.step] == [0, 21]
     assert not _traces
+
+
+def test_a_monitor_prints_what_it_does(net):
+    model = net("rows")
+    monitor = LogitMonitor(model, every=3)
+    assert repr(monitor) == "LogitMonitor(exact, every 3 steps, limit 100, 0 readings)"
+    monitor.remove()

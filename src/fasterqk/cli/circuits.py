@@ -5,6 +5,9 @@ import ast
 import re
 import shlex
 import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fasterqk.cli.common import Parser, add_json, examples
@@ -23,6 +26,7 @@ def configure(parser: Parser) -> None:
         "fasterqk circuits ./my-model --heads",
         "fasterqk circuits --config config.json --json",
         "fasterqk circuits jamba --label JambaMambaMixer=rest",
+        "fasterqk circuits ./my-model --optimizer torch.optim.AdamW --lr 1e-3",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, model type or hub name")
     parser.add_argument("--config", metavar="FILE", help="a config.json instead of MODEL")
@@ -36,6 +40,13 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--heads", action="store_true", help="slices per head")
     parser.add_argument("--all", action="store_true", help="a line for every layer")
+    parser.add_argument(
+        "--optimizer",
+        metavar="CLASS",
+        help="audit: load the model from its folder, take one step with this class (AdamW, or "
+        "package.module.Class) on random tokens, and print what moves at which rate",
+    )
+    parser.add_argument("--lr", type=float, default=1e-3, help="the rate of --optimizer (default: 1e-3)")
     add_json(parser)
 
 
@@ -45,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.labels import find_circuits, model_without_weights
 
     labels: dict[str, Any] = dict(_label(option) for option in arguments.label)
+    if arguments.optimizer:
+        return _audit(arguments, labels)
     model, source = model_without_weights(arguments.model, arguments.config)
     name = type(model).__name__
     print(f"{name}, {source}; no weights", file=sys.stderr)
@@ -56,6 +69,29 @@ def run(arguments: argparse.Namespace) -> int:
     return print_result(
         arguments.json, result, lambda _: print(circuits if arguments.all else circuits.by_stack())
     )
+
+
+def _audit(arguments: argparse.Namespace, labels: dict[str, Any]) -> int:
+    """Print ``check_circuits`` of a saved model, with a plain optimizer of all its parameters."""
+    import torch
+
+    from fasterqk.labels import model_without_weights
+    from fasterqk.optim import check_circuits, optimizer_class
+
+    if not arguments.model or not Path(arguments.model).is_dir():
+        raise InputError(f"--optimizer needs the folder of a saved model, not {arguments.model!r}")
+    kind = optimizer_class(arguments.optimizer)
+    model: Any = type(model_without_weights(arguments.model)[0]).from_pretrained(arguments.model)  # type: ignore[attr-defined]
+    ids = torch.randint(model.get_input_embeddings().num_embeddings, (2, 12))
+    try:
+        optimizer = kind(model.parameters(), lr=arguments.lr)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"--optimizer {arguments.optimizer}: {error}") from None
+    with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+        check = check_circuits(
+            model, optimizer, {"input_ids": ids}, lambda outputs: outputs[0].square().mean(), labels or None
+        )
+    return print_result(arguments.json, asdict(check), lambda _: None)
 
 
 def _label(option: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fasterqk.errors import InputError
 from fasterqk.trace.modules import attention_implementation, call_with, first_number
@@ -24,7 +25,7 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
     def run(model: nn.Module) -> Any:
         try:
             with attention_implementation(model, "eager"):
-                return call_with(model, inputs)
+                return call_with(model, _as_weights(model, inputs))
         except InputError:
             raise
         except Exception as error:
@@ -34,6 +35,17 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
             ) from error
 
     return run
+
+
+def _as_weights(model: nn.Module, inputs: Any) -> Any:
+    """``inputs`` with real numbers in the dtype of the weights: copies of models are float32."""
+    dtypes = [value.dtype for value in model.parameters() if value.is_floating_point()]
+
+    def cast(value: Any) -> Any:
+        is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(dtypes[0]) if is_real and len(set(dtypes)) == 1 else value
+
+    return tree_map(cast, inputs)
 
 
 def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from fasterqk.optim._gradients import scale_circuits as scale_circuits
 from fasterqk.optim._groups import Rules as Rules
 from fasterqk.optim._optimizer import from_config as from_config
 from fasterqk.optim._optimizer import make_optimizer as make_optimizer
+from fasterqk.optim._optimizer import optimizer_class as optimizer_class
 from fasterqk.optim._optimizer import param_groups as param_groups
 from fasterqk.optim.ratio import PartnerNorm as PartnerNorm
 from fasterqk.optim.ratio import Ramp as Ramp

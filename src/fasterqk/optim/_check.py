@@ -19,10 +19,10 @@ import fasterqk
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, find_circuits, stack_names
 from fasterqk.labels.slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
-from fasterqk.optim._fused import is_sharded, local_view, summed
+from fasterqk.optim._fused import local_view, summed
 from fasterqk.optim._groups import ROLES, Group, Settings, with_outer_roles
 from fasterqk.optim.hooks import COPYING, StepHooks, hooks_of, unwrapped
-from fasterqk.optim.ratio import finite_number
+from fasterqk.optim.ratio import finite_number, is_sharded
 from fasterqk.trace.isolated import copied, isolated, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, stack_of, uncompiled
 
@@ -94,6 +94,7 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
             )
             for index, options in enumerate(optimizer.param_groups)
         ]
+    ratios = hooks.ratios_now(optimizer)
     groups_of: dict[str, set[int]] = {}
     for part, index in _members(hooks):
         groups_of.setdefault(part.parameter, set()).add(index)
@@ -106,7 +107,7 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
                 circuit,
                 sum(part.numel for part, _ in members),
                 len(names),
-                tuple(_rate(hooks, optimizer, index) for index in groups),
+                tuple(float(hooks.base_rate(optimizer, index)) * ratios[index] for index in groups),
                 sum(len(groups_of[name]) > 1 for name in names),
                 any(hooks.groups[index].changing for index in groups),
             )
@@ -131,10 +132,6 @@ def _by_circuit(hooks: StepHooks) -> list[tuple[str, list[Member]]]:
     return [(circuit, by_circuit[circuit]) for circuit in order if circuit in by_circuit]
 
 
-def _rate(hooks: StepHooks, optimizer: torch.optim.Optimizer, index: int) -> float:
-    return float(hooks.base_rate(optimizer, index)) * hooks.ratio_now(optimizer, index)
-
-
 def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     """The learning rate of each circuit at the next step, for a log.
 
@@ -153,7 +150,7 @@ def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 
 
 def rate(value: float | None) -> str:
-    """``0.001`` as ``1e-3``, ``0.00015`` as ``1.5e-4``, ``0.5`` as it is; None of an optimizer without one."""
+    """``0.001`` as ``1e-3``, ``0.00015`` as ``1.5e-4``, ``0.5`` as it is; some optimizers have none."""
     if value is None:
         return "none"
     if value == 0 or 0.01 <= value < 1000:
@@ -303,7 +300,7 @@ def check_circuits(
     base = float(hooks.base_rate(optimizer))
     if base == 0:
         raise InputError("the base learning rate is 0 at this step (a warm-up?), so nothing would move")
-    ratios = [hooks.ratio_now(optimizer, index) for index in range(len(hooks.groups))]
+    ratios = hooks.ratios_now(optimizer)
     as_set = _updates(model, optimizer, hooks, batch, loss, at_base=False)
     at_base = _updates(model, optimizer, hooks, batch, loss, at_base=True)
     rows = []
@@ -318,7 +315,7 @@ def check_circuits(
                     circuit if len(circuit_ratios) == 1 else f"{circuit} x{ratio:g}",
                     int(entries),
                     len({part.parameter for part, _ in chosen}),
-                    max(_rate(hooks, optimizer, index) for _, index in chosen),
+                    max(float(hooks.base_rate(optimizer, index)) for _, index in chosen) * ratio,
                     math.sqrt(squares / moved) if moved else 0.0,
                     moved / entries,
                     ratio,
@@ -486,8 +483,8 @@ def _copies_allowed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def _all_at_base(stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
     """Set all rates to the base; the decay of the real step stays."""
     plan = [
-        (hooks.base_rate(optimizer, index), hooks.ratio_now(optimizer, index) if group.independent else 1.0)
-        for index, group in enumerate(hooks.groups)
+        (hooks.base_rate(optimizer, index), ratio if hooks.groups[index].independent else 1.0)
+        for index, ratio in enumerate(hooks.ratios_now(optimizer))
     ]
     for options, (base, ratio) in zip(stepper.param_groups, plan, strict=False):
         options["lr"] = base

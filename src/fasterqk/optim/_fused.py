@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 from fasterqk.labels.slices import Slice
 from fasterqk.optim._groups import Leaf, Settings, Trained
+from fasterqk.optim.ratio import is_sharded
 from fasterqk.trace.isolated import random_states_kept
 
 PARTS = "parts"  # key of the state of a fused weight: for each leaf, what cannot be joined
@@ -194,11 +195,6 @@ class FusedWeight:
 
 
 # --- Weights that are sharded over processes ---
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a ``DTensor``; torch may have been built without them."""
-    return hasattr(tensor, "placements")
 
 
 def local_view(part: Slice, tensor: Any) -> Tensor:

@@ -11,8 +11,8 @@ from torch import nn
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, given_or_found
 from fasterqk.labels.slices import CIRCUITS, Circuits, Slice
-from fasterqk.optim._fused import is_sharded, local_view, summed
-from fasterqk.optim.ratio import finite_number
+from fasterqk.optim._fused import local_view, summed
+from fasterqk.optim.ratio import finite_number, is_sharded
 from fasterqk.trace.modules import uncompiled
 
 

@@ -345,7 +345,7 @@ def from_config(config: Mapping[str, Any]) -> Callable[[nn.Module], torch.optim.
     >>> [group["name"] for group in make(nn.MultiheadAttention(8, 2)).param_groups]
     ['base', 'q']
     """
-    optimizer_class, settings = _from_plain(config, (*_PLAIN, "others"))
+    kind, settings = _from_plain(config, (*_PLAIN, "others"))
     if settings.get("others") is not None:
         settings["others"] = _from_plain(settings["others"], ("lr",))
     for key in ("qk_ratio", "ov_ratio"):
@@ -353,7 +353,7 @@ def from_config(config: Mapping[str, Any]) -> Callable[[nn.Module], torch.optim.
             settings[key] = _ratio_from_plain(settings[key])
     if isinstance(settings.get("ratios"), Mapping):
         settings["ratios"] = {role: _ratio_from_plain(value) for role, value in settings["ratios"].items()}
-    return lambda model: make_optimizer(model, optimizer_class, **settings)
+    return lambda model: make_optimizer(model, kind, **settings)
 
 
 # The arguments of make_optimizer that plain data can hold.
@@ -364,19 +364,28 @@ def _from_plain(config: Any, known: Sequence[str]) -> tuple[Any, dict[str, Any]]
     """The optimizer class that ``config`` names, and its other keys, all of which are known."""
     if not isinstance(config, Mapping) or not isinstance(config.get("optimizer"), str) or "lr" not in config:
         raise InputError(f"settings look like {{'optimizer': 'AdamW', 'lr': 1e-3, ...}}, not {config!r}")
-    module, _, name = config["optimizer"].rpartition(".")
-    try:
-        optimizer_class = getattr(importlib.import_module(module or "torch.optim"), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"there is no optimizer {config['optimizer']!r}: {error}") from None
-    takes = _arguments(optimizer_class)
+    kind = optimizer_class(config["optimizer"])
+    takes = _arguments(kind)
     keys = {"optimizer", *known, *(takes or ())} - {"params", "self"}
     for key in config:
         if key not in keys and takes is not None:
             near = difflib.get_close_matches(str(key), keys, 1)
             advice = f"did you mean {near[0]!r}?" if near else f"keys are {', '.join(sorted(keys))}"
             raise InputError(f"{key!r} is not a setting; {advice}")
-    return optimizer_class, {key: value for key, value in config.items() if key != "optimizer"}
+    return kind, {key: value for key, value in config.items() if key != "optimizer"}
+
+
+def optimizer_class(name: str) -> Any:
+    """The class that ``"AdamW"`` (of ``torch.optim``) or ``"package.module.Class"`` names.
+
+    Raises:
+        InputError: There is no such class.
+    """
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module or "torch.optim"), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"there is no optimizer {name!r}: {error}") from None
 
 
 def _ratio_from_plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from fasterqk.errors import InputError
 from fasterqk.labels.first_pass import FirstPass
 from fasterqk.optim._fused import PARTS, FusedWeight
 from fasterqk.optim._groups import Group, Settings, plain_parameters
-from fasterqk.optim.ratio import PartnerRatio, finite_number
+from fasterqk.optim.ratio import PartnerRatio, finite_number, partner_norms
 
 COPYING = ("__deepcopy__", "__reduce_ex__")  # the methods that copy and pickle call
 _ATTRIBUTE = "_fasterqk"
@@ -94,12 +94,13 @@ class StepHooks:
                 for attribute, parameter in module._parameters.items()
                 if parameter is not None and id(parameter) in trained
             ]
+        norms = self._partner_norms()
         for options, group in zip(optimizer.param_groups, self.groups, strict=False):
             if group.changing:
                 options.setdefault(_STEP, 0)
             group.independent = self.independent and group.ratio != 1 and "weight_decay" in options
             if isinstance(group.ratio, PartnerRatio):
-                options.setdefault(_START, group.ratio.norm(self._model()))
+                options.setdefault(_START, norms[id(group.ratio)])
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -116,24 +117,30 @@ class StepHooks:
     def _list_whole(self, optimizer: torch.optim.Optimizer) -> None:
         """List each fused weight of new groups once, in the smallest of those that it is split into.
 
-        A group should not be left empty, which torch's ``set_state_dict`` does not expect.
+        A group should not be left empty, which torch's ``set_state_dict`` does not expect. A weight stands
+        where its first leaf was, so that the order in a group is that of the model.
         """
         new = optimizer.param_groups[len(self.leaves) :]
+        self.leaves += [options["params"] for options in new]
         owners = {id(leaf): weight for weight in self.fused for leaf in weight.leaves}
-        groups_of: dict[FusedWeight, list[dict[str, Any]]] = {}
-        for options in new:
-            leaves = options["params"]
-            self.leaves.append(leaves)
-            for leaf in leaves:
+        groups_of: dict[FusedWeight, list[int]] = {}
+        for index, options in enumerate(new):
+            for leaf in options["params"]:
                 if id(leaf) in owners:
-                    groups_of.setdefault(owners[id(leaf)], []).append(options)
-            for key in ("param_names", "params") if self.fused else ():
-                kept = zip(options[key], leaves, strict=True)
-                options[key] = [entry for entry, leaf in kept if id(leaf) not in owners]
+                    groups_of.setdefault(owners[id(leaf)], []).append(index)
+        sizes = [sum(id(leaf) not in owners for leaf in options["params"]) for options in new]
+        home = {}
         for weight, groups in groups_of.items():
-            options = min(groups, key=lambda options: len(options["params"]))
-            options["params"].append(weight.parameter)
-            options["param_names"].append(weight.name)
+            home[weight] = min(groups, key=lambda index: sizes[index])
+            sizes[home[weight]] += 1
+        for index, options in enumerate(new if owners else ()):
+            listed = {}
+            for name, leaf in zip(options["param_names"], options["params"], strict=True):
+                if id(leaf) not in owners:
+                    listed[leaf] = name
+                elif home[owners[id(leaf)]] == index:
+                    listed[owners[id(leaf)].parameter] = owners[id(leaf)].name
+            options["params"], options["param_names"] = list(listed), list(listed.values())
 
     def _exchange(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange fused weights and leaves in the groups; a library may have appended others."""
@@ -318,9 +325,11 @@ class StepHooks:
         loaded states keep their meaning.
         """
         bases = [self.base_rate(optimizer, index) for index in range(len(self.groups))]
-        groups = zip(optimizer.param_groups, self.groups, bases, strict=False)  # a library may append others
-        for index, (options, group, base) in enumerate(groups):
-            ratio = self.ratio_now(optimizer, index)
+        ratios = self.ratios_now(optimizer)
+        # A library may append other groups.
+        for options, group, base, ratio in zip(
+            optimizer.param_groups, self.groups, bases, ratios, strict=False
+        ):
             if group.changing:
                 self._saved.append((options, "lr", options["lr"]))
                 options["lr"] = base * ratio
@@ -336,17 +345,23 @@ class StepHooks:
         first, lr = self.groups[anchor].ratio, optimizer.param_groups[anchor]["lr"]
         return lr / first if isinstance(first, float) and first != 1 else lr
 
-    def ratio_now(self, optimizer: torch.optim.Optimizer, index: int) -> float:
-        """The ratio of group ``index`` at the step that comes next."""
-        group, options = self.groups[index], optimizer.param_groups[index]
-        if isinstance(group.ratio, float):
-            return group.ratio
-        step = options[_STEP]
-        if isinstance(group.ratio, PartnerRatio):
-            value = group.ratio.now(self._model(), step, options[_START])
-        else:
-            value = group.ratio(step)
-        return finite_number(value, f"the ratio of group {group.name!r} at step {step}")
+    def ratios_now(self, optimizer: torch.optim.Optimizer) -> list[float]:
+        """The ratio of each group at the step that comes next."""
+        norms = self._partner_norms()
+        ratios = []
+        for group, options in zip(self.groups, optimizer.param_groups, strict=False):
+            ratio: Any = group.ratio
+            if not isinstance(ratio, float):
+                step = options[_STEP]
+                partner = isinstance(ratio, PartnerRatio)
+                value = ratio.now(step, options[_START], norms[id(ratio)]) if partner else ratio(step)
+                ratio = finite_number(value, f"the ratio of group {group.name!r} at step {step}")
+            ratios.append(ratio)
+        return ratios
+
+    def _partner_norms(self) -> dict[int, float]:
+        ratios = [group.ratio for group in self.groups if isinstance(group.ratio, PartnerRatio)]
+        return partner_norms(self._model(), ratios) if ratios else {}
 
     # --- State dicts ---
 

@@ -113,26 +113,36 @@ class PartnerRatio:
     ratio: float | Callable[[int], float]
     partners: tuple[Slice, ...]
 
-    @torch.no_grad()
-    def norm(self, model: nn.Module) -> float:
-        """The current Frobenius norm of the partners in ``model``."""
-        total = 0.0
-        for part in self.partners:
-            prefix, _, attribute = part.parameter.rpartition(".")
-            weight = part.view(getattr(model.get_submodule(prefix), attribute))
-            squares = weight.double().square().sum()
-            total += float(squares.full_tensor() if hasattr(squares, "full_tensor") else squares)
-        norm = math.sqrt(total)
+    def now(self, step: int, start: float, norm: float) -> float:
+        """The ratio at ``step``; ``norm`` is that of the partners, ``start`` what it was at the beginning."""
+        ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
+        return ratio * start / norm
+
+
+@torch.no_grad()
+def partner_norms(model: nn.Module, ratios: Sequence[PartnerRatio]) -> dict[int, float]:
+    """The Frobenius norm of the partners of each ratio (by its identity), in one pass over each weight."""
+    squares: dict[tuple[str, int | None], list[float]] = {}  # of the entries along an axis
+    for name, axis in {(part.parameter, part.axis) for ratio in ratios for part in ratio.partners}:
+        prefix, _, attribute = name.rpartition(".")
+        values = getattr(model.get_submodule(prefix), attribute).detach().double().square()
+        others = [other for other in range(values.dim()) if other != axis]
+        sums = values.sum(others) if others else values
+        squares[name, axis] = (sums.full_tensor() if is_sharded(sums) else sums).reshape(-1).tolist()
+    norms = {}
+    for ratio in ratios:
+        parts = [squares[part.parameter, part.axis][part.start : part.stop] for part in ratio.partners]
+        norms[id(ratio)] = norm = math.sqrt(sum(map(math.fsum, parts)))
         if not norm > 0 or not math.isfinite(norm):
             raise InputError(
-                f"PartnerNorm divides by the norm of {self.partners[0].parameter}, which is {norm:g}"
+                f"PartnerNorm divides by the norm of {ratio.partners[0].parameter}, which is {norm:g}"
             )
-        return norm
+    return norms
 
-    def now(self, model: nn.Module, step: int, start: float) -> float:
-        """The ratio at ``step``; ``start`` is the norm at the beginning of training."""
-        ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
-        return ratio * start / self.norm(model)
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether ``tensor`` is a ``DTensor``; torch may have been built without them."""
+    return hasattr(tensor, "placements")
 
 
 # A ratio as the user may write it.
@@ -185,8 +195,12 @@ class Ratios:
         self._known: dict[tuple[int | None, int | None], Ratio] = {}
         self._arguments = _argument_names(ratio)
         self._in_layer: dict[int | None, list[Slice]] = {}
+        self._heads: dict[int | None, dict[str, set[int]]] = {}  # by layer and role
         for part in self.slices:
             self._in_layer.setdefault(part.layer, []).append(part)
+            heads = self._heads.setdefault(part.layer, {})
+            if part.head is not None:
+                heads.setdefault(part.role, set()).add(part.head)
         layers = sorted(layer for layer in self._in_layer if layer is not None)
         if isinstance(ratio, str):
             self._number(ratio)
@@ -267,14 +281,13 @@ class Ratios:
 
     def _query_heads(self, part: Slice) -> list[int | None]:
         """The query heads a slice serves; a key head of grouped-query attention serves its whole group."""
-        with_heads = [other for other in self._in_layer[part.layer] if other.head is not None]
-        query_heads = len({other.head for other in with_heads})
+        heads = self._heads[part.layer]
+        query_heads = len(set().union(*heads.values()))
         if part.head is None:
             if self._arguments is not None or self._has_value_without_head(part.layer):
                 return [None]
             return list(range(query_heads)) or [None]
-        heads_of_role = len({other.head for other in with_heads if other.role == part.role})
-        group = query_heads // heads_of_role
+        group = query_heads // len(heads[part.role])
         return list(range(part.head * group, (part.head + 1) * group))
 
     def _has_value_without_head(self, layer: int | None) -> bool:

@@ -225,7 +225,10 @@ class QKClip:
         clipped = []
         for path, scaled in self._by_path.items():
             # Maxima below the threshold and maxima that are not finite have factor one.
-            above = maxima[path].isfinite() & (maxima[path] > self.threshold)
+            # A head that was scaled to the threshold is above it by rounding alone in the next step.
+            dtype = self.model.get_parameter(scaled.parts[0][0].parameter).dtype
+            limit = self.threshold * (1 + 2 * torch.finfo(dtype).eps)
+            above = maxima[path].isfinite() & (maxima[path] > limit)
             if bool(above.any()):
                 factors = torch.where(above, self.threshold / maxima[path], 1.0)
                 clipped += scaled.clipped(maxima[path], factors)

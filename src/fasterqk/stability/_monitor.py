@@ -159,6 +159,10 @@ class LogitMonitor:
             )
         return self.history[-1]
 
+    def __repr__(self) -> str:
+        readings = f"{len(self.history)} reading{'s' * (len(self.history) != 1)}"
+        return f"LogitMonitor({self.way}, every {self.every} steps, limit {self.limit:g}, {readings})"
+
     def remove(self) -> None:
         """Remove all hooks."""
         self._session.close()
