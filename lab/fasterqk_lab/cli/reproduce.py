@@ -1,7 +1,12 @@
 """The commands `reproduce`, `report` and `bench`: an experiment, the page of its results, and timings."""
 
 import argparse
+<<<<<<< HEAD
 from collections.abc import Callable, Mapping, Sequence
+=======
+import os
+from collections.abc import Mapping, Sequence
+>>>>>>> lab
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +24,11 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import cell_text, is_interval, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
+<<<<<<< HEAD
 from fasterqk.files import check_output
 from fasterqk_lab.cli.train import add_device
+=======
+>>>>>>> lab
 
 if TYPE_CHECKING:
     from fasterqk_lab.experiments import Experiment, Option
@@ -77,6 +85,24 @@ def experiment_parser(experiment: "Experiment") -> Parser:
         add_device(parser)
     add_json(parser)
     return parser
+
+
+class _Device(argparse.Action):
+    """Keeps the device in the environment, where trainings in this process and in its workers find it."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
+        os.environ["FASTERQK_DEVICE"] = value
+
+
+def add_device(parser: Parser) -> None:
+    """The option ``--device`` of everything that trains."""
+    parser.add_argument(
+        "--device",
+        action=_Device,
+        choices=("auto", "cpu", "cuda", "mps"),
+        default=argparse.SUPPRESS,
+        help="where models train (default: $FASTERQK_DEVICE, else cpu); tried on processors only",
+    )
 
 
 def add_option(parser: Parser, option: "Option") -> None:

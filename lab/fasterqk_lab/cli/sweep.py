@@ -21,7 +21,7 @@ from fasterqk.cli.common import (
 from fasterqk.console import duration_text, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
 from fasterqk.files import config_values, plain
-from fasterqk_lab.cli.train import add_device
+from fasterqk_lab.cli.reproduce import add_device
 from fasterqk_lab.configs import content_hash
 
 if TYPE_CHECKING:

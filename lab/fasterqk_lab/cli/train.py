@@ -1,7 +1,6 @@
 """The commands `train`, `tune`, `synthetic` and `data`: one training, a search for its rates, its data."""
 
 import argparse
-import os
 import shlex
 import time
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import duration_text, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
+from fasterqk_lab.cli.reproduce import add_device
 from fasterqk_lab.configs import config_types
 
 if TYPE_CHECKING:
@@ -66,24 +66,6 @@ def configure_train(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="train again what --out has already")
     add_device(parser)
     add_json(parser)
-
-
-class _Device(argparse.Action):
-    """Keeps the device in the environment, where trainings in this process and in its workers find it."""
-
-    def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
-        os.environ["FASTERQK_DEVICE"] = value
-
-
-def add_device(parser: Parser) -> None:
-    """The option ``--device`` of everything that trains."""
-    parser.add_argument(
-        "--device",
-        action=_Device,
-        choices=("auto", "cpu", "cuda", "mps"),
-        default=argparse.SUPPRESS,
-        help="where models train (default: $FASTERQK_DEVICE, else cpu); tried on processors only",
-    )
 
 
 def add_options(parser: Parser, options: dict[str, tuple[Any, str, str]]) -> None:

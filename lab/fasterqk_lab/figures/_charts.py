@@ -56,7 +56,7 @@ def save_forest(
     name: str,
     *,
     names: Names | None = None,
-    **about: str,
+    **about: Any,
 ) -> dict[str, str]:
     """Draw every effect as a line from the baseline (ring) to the arm (dot), one panel per score.
 
@@ -220,7 +220,7 @@ def save_scatter(
     *,
     null: float | None = None,
     joined: str = "",
-    **about: str,
+    **about: Any,
 ) -> dict[str, str]:
     """Draw named points over two scores, which ``axes`` names; those of the kind ``joined`` by a line.
 
@@ -353,7 +353,7 @@ def save_panels(
     size: tuple[float, float] = (3.0, 2.9),
     share: bool = False,
     rows: Iterable[Mapping[str, Any]] | None = None,
-    **about: str,
+    **about: Any,
 ) -> dict[str, str]:
     """Draw ``panels``, ``columns`` in a line, each of ``size`` inches; with ``share`` a line has one scale.
 
@@ -416,7 +416,7 @@ def save_dtaps(
     *,
     caption: str,
     highest: float | None = None,
-    **about: str,
+    **about: Any,
 ) -> dict[str, str]:
     """Draw the DTAP heat map of every arm, four in a line, on one scale of colours that ends at ``highest``.
 
@@ -464,7 +464,7 @@ def save_grids(
     *,
     digits: int = 3,
     limits: tuple[float, float] | None = None,
-    **about: str,
+    **about: Any,
 ) -> dict[str, str]:
     """Draw heat maps with their numbers, at most four in a line.
 

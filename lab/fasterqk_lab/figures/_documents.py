@@ -347,6 +347,7 @@ def save_figure(
     caption: str,
     rows: Iterable[Mapping[str, Any]],
     see: str = "",
+    png: bool = True,
 ) -> dict[str, str]:
     """Write ``out/figures/NAME.{svg,png,csv,json}`` and return their paths by suffix.
 
@@ -359,9 +360,11 @@ def save_figure(
     document = {"title": title, "caption": caption, "see": see, "alt": describe_axes(figure)}
 
     folder = Path(out) / "figures"
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    paths = {"png": str(write_bytes(folder / f"{name}.png", buffer.getvalue()))}
+    paths = {}
+    if png:
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png")
+        paths["png"] = str(write_bytes(folder / f"{name}.png", buffer.getvalue()))
     paths["svg"] = str(write_bytes(folder / f"{name}.svg", svg_bytes(figure)))
     plt.close(figure)
     paths["csv"] = str(write_csv(folder / f"{name}.csv", flat_rows(rows)))

@@ -165,7 +165,8 @@ def _save_group(group: str, cells: Sequence[Cell], out: Path) -> str:
         records = [effect_record(effect) | {"ratio": ratios[effect.label]} for effect in effects]
         save_document(out, "effects", name, {"title": group, "effects": records})
         titles = {score: title_of(score) for score in dict.fromkeys(effect.score for effect in effects)}
-        save_forest(effects, titles, out, name, title=f"{group}: at equal training loss", caption=caption)
+        about: Any = {"title": f"{group}: at equal training loss", "caption": caption, "png": False}
+        save_forest(effects, titles, out, name, **about)
     _save_curves(arms, out, name, f"{group}: along training", caption)
     conditions = _condition_rows(arms, varied)
     same = "All other settings are the same; fasterqk-lab runs show prints them."
@@ -261,7 +262,7 @@ def _save_curves(arms: Mapping[str, Sequence[Cell]], out: Path, name: str, title
         panel = Panel(_DRAWN.get(key, key), (across, ""), lines, log="y" if key == "loss" and above else "")
         null = sum(nulls) / len(nulls) if nulls and key == "mrta" else None
         panels.append(replace(panel, null=null, legend={} if key == drawn[0] and len(names) > 1 else None))
-    about: Any = {"title": title, "caption": caption, "see": "One line per seed."}
+    about: Any = {"title": title, "caption": caption, "see": "One line per seed.", "png": False}
     save_panels(panels, out, f"{name}-along", size=(3.8, 3.2), **about)
 
 

@@ -24,7 +24,7 @@ from fasterqk.console import cell_text, is_interval, mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk.pages import CHART_SCRIPTS, json_text, page_html, write_explorer
-from fasterqk_lab.compare import LEVEL, LOSS, STANDS, VERDICTS
+from fasterqk_lab.compare import LEVEL, LOSS, STANDS, VERDICTS, Effect
 from fasterqk_lab.figures import save_forest
 from fasterqk_lab.figures._documents import Document, load_documents, read_effect, themed
 from fasterqk_lab.page._cells import Cell, read_cells, save_cells, what_was_run
@@ -42,7 +42,7 @@ QUESTION = "Does faster query-key learning sharpen attention?"
 ATTENTION = "mrta"
 # Tables of a chapter with more rows than this, taken together, are folded.
 _ROWS_SHOWN = 12
-# The chart of the first screen, with at most so many effects, two lines of so many letters each.
+# The chart of the first screen, with at most so many effects, in lines of so many letters.
 _OVERVIEW, _EFFECTS, _LABEL = "overview", 30, 30
 _SEE_IN_DTAP = "Further right: more attention on the relevant words. Further up: surer of the right answer."
 
@@ -131,18 +131,20 @@ def _page(out: Path, path: Path, drawn: Path, title: str | None, beside: bool) -
 
 def _save_overview(documents: Sequence[Document], drawn: Path) -> Document | None:
     """Draw the change in attention of all comparisons for the first screen; None without any."""
-    effects = []
+    effects: dict[str, Effect] = {}
     for document in documents:
         records = [record for record in document["effects"] if record["score"] == ATTENTION]
-        records = [record for record in records if record["difference"]["mean"] is not None]
-        for record in records:
-            label = document["title"] if len(records) == 1 else f"{document['title']}: {record['arm']}"
-            effects.append(replace(read_effect(record), label="\n".join(textwrap.wrap(label, _LABEL)[:2])))
+        for record in (record for record in records if record["difference"]["mean"] is not None):
+            named = document["title"], f"{chapter_of(document['name']).title}: {record['arm']}"
+            label = textwrap.fill(named[len(records) > 1], _LABEL)
+            if label in effects:
+                label = textwrap.fill(f"{document['name']}: {record['arm']}", _LABEL)
+            effects[label] = replace(read_effect(record), label=label)
     if not effects:
         return None
     more = f" {len(effects) - _EFFECTS} more are in the chapters." if len(effects) > _EFFECTS else ""
     about: Any = {"title": "Attention on the relevant words", "caption": f"n is the number of seeds.{more}"}
-    save_forest(effects[:_EFFECTS], {ATTENTION: ""}, drawn, _OVERVIEW, **about)
+    save_forest([*effects.values()][:_EFFECTS], {ATTENTION: ""}, drawn, _OVERVIEW, png=False, **about)
     return next(document for document in load_documents(drawn, "figures") if document["name"] == _OVERVIEW)
 
 

@@ -1,5 +1,6 @@
 """The report as text: complete, self-contained, small, escaped; a browser tests the rest."""
 
+import csv
 import json
 import os
 import re
@@ -7,12 +8,15 @@ import re
 import pytest
 
 from fasterqk.attention.scores import SCORES
+from fasterqk.attention.statistics import Interval
 from fasterqk.errors import InputError
-from fasterqk_lab.figures import PARAMETERIZATION_COLORS
+from fasterqk_lab.compare import Effect, correct
+from fasterqk_lab.figures import PARAMETERIZATION_COLORS, effect_record
 from fasterqk_lab.figures._documents import save_examples, save_table
 from fasterqk_lab.page._page import (
     PAGE_BYTES,
     TERMS,
+    _save_overview,
     answer,
     chapter_of,
     in_chapters,
@@ -167,6 +171,23 @@ def test_the_answer_is_what_the_effects_show_by_chapter(effects, said):
 )
 def test_other_arms_moments_and_scores_do_not_answer_the_question(change):
     assert answer([effect(**change)]) == ""
+
+
+def test_every_effect_has_a_row_of_its_own_in_the_first_chart(tmp_path):
+    value = Interval(0.3, 0.1, 5)
+    effects = [Effect(arm, "mrta", "more", value, value, value, "end") for arm in ("QK ×3", "QK ×30")]
+    records = [effect_record(effect) for effect in correct(effects)]
+    documents = [
+        {
+            "name": f"table-hatexplain-{n}",
+            "title": "A title that is much too long for one line",
+            "effects": chosen,
+        }
+        for n, chosen in enumerate([records, records, records[:1], records[:1]])
+    ]
+    _save_overview(documents, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "figures" / "overview.csv").open()))
+    assert len({row["arm"] for row in rows}) == len(rows) == 6
 
 
 # --- Definitions: marked without touching what stands around them ---
