@@ -1,12 +1,8 @@
 """The commands `reproduce`, `report` and `bench`: an experiment, the page of its results, and timings."""
 
 import argparse
-<<<<<<< HEAD
-from collections.abc import Callable, Mapping, Sequence
-=======
 import os
-from collections.abc import Mapping, Sequence
->>>>>>> lab
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +20,7 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import cell_text, is_interval, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
-<<<<<<< HEAD
 from fasterqk.files import check_output
-from fasterqk_lab.cli.train import add_device
-=======
->>>>>>> lab
 
 if TYPE_CHECKING:
     from fasterqk_lab.experiments import Experiment, Option
