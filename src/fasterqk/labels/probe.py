@@ -8,6 +8,7 @@ circuit where the first three reach it, in the OV circuit where the last does, a
 result is ``Evidence``; ``_verdicts`` compares it with the guesses of registry and names.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,14 +26,14 @@ from fasterqk.labels._signals import (
     CONTEXT,
     KEY,
     QUERY,
+    STREAM,
     UNKNOWN,
     Finding,
-    HeadCounts,
-    HeadLines,
     ProbedCall,
     ProbeTrace,
     finding_from_codes,
-    heads_of,
+    gradients_of,
+    leading_axes,
     reach_codes,
     reached_by,
 )
@@ -41,6 +42,12 @@ from fasterqk.trace.calls import Running, innermost_with_weights, probe_running
 from fasterqk.trace.calls import probing as probing
 from fasterqk.trace.isolated import detached_copy, isolated, nothing_checkpointed, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, parameters_by_module
+
+_MOST_HEADS = 256
+# (query heads, key heads), and the same of contexts and values
+HeadCounts = tuple[int, int, int, int]
+# By parameter the axis along which heads follow each other, and the head of every line (None: no single one).
+HeadLines = dict[str, tuple[int, tuple[int | None, ...]]]
 
 # States that enter a block with larger entries than this are replaced by noise.
 _MODERATE = 1e4
@@ -398,3 +405,91 @@ def float_tensors(value: Any) -> list[Tensor]:
         return [value] if value.is_floating_point() else []
     items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
     return [tensor for item in items for tensor in float_tensors(item)]
+
+
+# --- Heads: which entries one head of the products, or of the contexts, reaches ---
+
+
+def heads_of(
+    call: ProbedCall, parameters: dict[str, nn.Parameter], codes: dict[str, Tensor]
+) -> tuple[HeadCounts | None, HeadLines]:
+    """The numbers of heads of one attention call and the lines of the parameters that belong to each.
+
+    Key heads that serve several query heads serve neighbours; any other order is a ``ValueError``. The
+    numbers are None where the axis of the heads is unknown.
+    """
+    scores = call.scores()
+    looking = _reached_by_head(scores, [leading_axes(tensor.dim()) for tensor in scores], parameters)
+    saying = _reached_by_head(call.contexts, call.head_axes, parameters)
+    lines: HeadLines = {}
+    sharing: dict[str, list[int]] = {"q": [1], "k": [], "v": []}  # how many heads share a line
+    for name, code in codes.items():
+        for role, bit, (number, reached) in (
+            ("q", QUERY, looking),
+            ("k", KEY, looking),
+            ("v", CONTEXT, saying),
+        ):
+            entries = (code & STREAM) == bit
+            if not number or name not in reached or not bool(entries.any()):
+                continue
+            first, size = _groups(reached[name], entries)
+            if code.dim() > 1:
+                sharing[role].append(size)
+            if size < number:
+                _add_lines(lines, name, first // size, entries)
+    numbers = looking[0], saying[0]
+    if not all(numbers):
+        return None, {}
+    keys, values = (
+        number // min(sharing[role], default=1) for role, number in zip("kv", numbers, strict=True)
+    )
+    return (numbers[0], keys, numbers[1], values), lines
+
+
+def _reached_by_head(
+    tensors: list[Tensor], axes: list[tuple[int, ...]], parameters: dict[str, nn.Parameter]
+) -> tuple[int, dict[str, Tensor]]:
+    """The number of heads, and by parameter and entry which of them reach it (heads along the first axis)."""
+    sizes = {tuple(tensor.shape[i] for i in heads) for tensor, heads in zip(tensors, axes, strict=True)}
+    number = math.prod(next(iter(sizes))) if len(sizes) == 1 else 0
+    if not all(axes) or not 0 < number <= _MOST_HEADS:
+        return 0, {}
+    reached: dict[str, Tensor] = {}
+    for head in range(number):
+        one_head = [
+            tensor.movedim(heads, tuple(range(len(heads)))).flatten(0, len(heads) - 1)[head]
+            for tensor, heads in zip(tensors, axes, strict=True)
+        ]
+        for name, gradient in gradients_of(one_head, parameters, torch.Generator().manual_seed(1)).items():
+            if name not in reached:
+                reached[name] = torch.zeros((number, *gradient.shape), dtype=torch.bool)
+            reached[name][head] = (gradient != 0).cpu()
+    return number, reached
+
+
+def _groups(reached: Tensor, entries: Tensor) -> tuple[Tensor, int]:
+    """By entry the first head that reaches it, and how many do."""
+    count = reached.sum(0)
+    numbers = [number for number in count[entries].unique().tolist() if number]
+    first = reached.int().argmax(0)
+    last = len(reached) - 1 - reached.flip(0).int().argmax(0)
+    size = numbers[0] if numbers else 1
+    whole = (last - first + 1 == size) & (first % size == 0)
+    if len(numbers) > 1 or not bool(whole[entries & (count > 0)].all()):
+        raise ValueError("not groups of neighbours")
+    return first, size
+
+
+def _add_lines(lines: HeadLines, name: str, head: Tensor, entries: Tensor) -> None:
+    """Add the heads of ``entries`` along the axis on which every line has one head."""
+    numbers = torch.where(entries, head + 1, 0)  # of the head, from 1
+    for axis in range(head.dim()) if name not in lines else [lines[name][0]]:
+        by_line = numbers.movedim(axis, 0).reshape(numbers.shape[axis], -1)
+        top = by_line.amax(1)
+        if bool(((by_line == top[:, None]) | (by_line == 0)).all()) and len(top.unique()) > 1:
+            before = lines[name][1] if name in lines else (None,) * len(top)
+            lines[name] = (
+                axis,
+                tuple(new - 1 if new else old for old, new in zip(before, top.tolist(), strict=True)),
+            )
+            return

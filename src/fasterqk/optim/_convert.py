@@ -15,7 +15,7 @@ from torch import nn
 
 from fasterqk.errors import InputError
 from fasterqk.optim._fused import PARTS
-from fasterqk.optim._groups import undecayed
+from fasterqk.optim._outside import undecayed
 from fasterqk.optim.hooks import hooks_of, unwrapped
 from fasterqk.trace.modules import uncompiled
 

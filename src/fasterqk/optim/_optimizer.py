@@ -35,10 +35,9 @@ from fasterqk.optim._groups import (
     assign,
     circuits_for,
     make_groups,
-    output_head,
-    tables,
     user_groups,
 )
+from fasterqk.optim._outside import output_head, tables
 from fasterqk.optim.hooks import StepHooks, replace_method, with_names
 from fasterqk.optim.ratio import PartnerNorm, Ramp, RatioLike
 from fasterqk.trace.modules import stack_of, uncompiled

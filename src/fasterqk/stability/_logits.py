@@ -9,15 +9,14 @@ In compiled code no such trace can run. There the hooks are a part of the graph:
 for a function that also writes the bound of each head into a tensor of the block (``AttentionBlock.bound``).
 """
 
-import inspect
 import math
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,173 +27,17 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 from fasterqk.labels.names import find_scopes, nearest
 from fasterqk.labels.slices import Circuits, Slice
-from fasterqk.stability._scores import KernelScores, Scores, WrittenScores, four_axes
-from fasterqk.trace.calls import (
-    SCORES,
-    AttentionTrace,
-    Operation,
-    carries,
-    is_parameter,
-    scaled_dot_product_attention,
+from fasterqk.stability._scores import (
+    MULTI_HEAD,
+    SDPA,
+    SOFTMAX,
+    KernelScores,
+    LogitTrace,
+    Scores,
+    four_axes,
+    seen_inside,
 )
 from fasterqk.trace.modules import head_counts, nothing_compiled
-
-# --- The trace: the scores that a block forms ---
-
-_MULTIPLIED = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
-_DIVIDED = {torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide}
-_SUBTRACTED = {torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__}
-_TANH = {torch.tanh, Tensor.tanh, Tensor.tanh_, F.tanh}
-_SAME = "view reshape transpose permute contiguous float half bfloat16 double to type type_as clone flatten"
-_SAME += " unflatten unsqueeze squeeze swapaxes movedim __getitem__ view_as reshape_as moveaxis detach"
-_RESHAPED = {getattr(home, name) for home in (Tensor, torch) for name in _SAME.split() if hasattr(home, name)}
-
-
-@dataclass(eq=False)
-class Products:
-    """The origin of a tensor of scores: its products of queries and keys are ``products`` times ``factor``.
-
-    ``pure``: only factors were applied since. ``logits``: the scores before their maximum was subtracted.
-    ``vectors``: the queries and keys, where the product shows which axis is theirs.
-    """
-
-    products: Tensor
-    factor: float = 1.0
-    pure: bool = True
-    capped: bool = False
-    logits: Tensor | None = None
-    vectors: tuple[Tensor, ...] = ()
-
-
-class LogitTrace(AttentionTrace):
-    """While active, passes the scores of every attention call to ``see``; no computation is changed.
-
-    Scores are tagged with their ``Products`` until they enter a softmax. A monitor and a clip may be active
-    together, so each trace has its own tag.
-    """
-
-    def __init__(self, heads: int | None, see: Callable[[Scores], None]) -> None:
-        super().__init__()
-        self.heads = heads
-        self.see = see
-        self.tag = f"{SCORES}_{id(self)}"
-
-    def kernel(self, operation: Operation) -> Any:
-        if operation.func is _SDPA:
-            options = _SDPA_SIGNATURE.bind(*operation.args, **operation.kwargs).arguments
-            named = {name: options.get(name) for name in ("query", "key", "value", "scale")}
-            causal, mask = options.get("is_causal", False), options.get("attn_mask")
-            self.saw(KernelScores, heads=self.heads, causal=causal, mask=mask, **named)
-            return operation.run()
-        with self:
-            return _seen_inside(operation.func)(*operation.args, **operation.kwargs)
-
-    def saw(self, kind: Callable[..., Scores], *arguments: Any, **options: Any) -> None:
-        """Pass the scores of one call on."""
-        try:
-            scores = kind(*arguments, **options)
-        except (ValueError, RuntimeError):
-            return  # another shape: this softmax is not attention of these heads
-        self.see(scores)
-
-    def product(self, operation: Operation) -> Any:
-        output, tensors = operation.run(), operation.tensors
-        # A product with a weight is a projection; scores come from two activations.
-        if not isinstance(output, Tensor) or any(map(is_parameter, tensors)):
-            return output
-        products, pure = output.detach(), True
-        vectors: tuple[Tensor, ...] = ()
-        if not operation.equation and operation.func is not Tensor.__rmatmul__:
-            vectors = (tensors[-2].detach(), tensors[-1].detach().transpose(-2, -1))
-        if operation.func in (torch.baddbmm, Tensor.baddbmm):
-            added = tensors[0].detach() * operation.kwargs.get("beta", 1)
-            pure = not bool(added.any())
-            products = products if pure else torch.nan_to_num(products - added)
-        setattr(output, self.tag, Products(products, pure=pure, vectors=vectors))
-        return output
-
-    def softmax(self, operation: Operation) -> Any:
-        logits = operation.tensors[0]
-        origin: Products | None = getattr(logits, self.tag, None)
-        if origin is not None:
-            shown = logits.detach() if origin.logits is None else origin.logits
-            products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
-            self.saw(WrittenScores, products, shown, self.heads, origin.capped, origin.vectors)
-            delattr(logits, self.tag)  # autograd may keep the tensor
-        return operation.run()
-
-    def other(self, operation: Operation) -> Any:
-        """Pass the tag on to an output that still holds the scores."""
-        func, args, kwargs = operation.func, operation.args, operation.kwargs
-        tagged = [tensor for tensor in operation.tensors if hasattr(tensor, self.tag)]
-        if not tagged:
-            return operation.run()
-        source, origins = tagged[0], [getattr(tensor, self.tag) for tensor in tagged]
-        origin: Products = origins[0]
-        others = [other for other in origins if other is not origin]
-        keeps_pure = func in _MULTIPLIED or func in _DIVIDED
-        if _in_place(func) and not keeps_pure and origin.products.data_ptr() == source.data_ptr():
-            origin.products = origin.products.clone()
-        output = operation.run()
-        if not isinstance(output, Tensor) or not _holds(func, source, output):
-            return output
-        if func in _RESHAPED and args[0] is source:
-            moved = output.detach() if origin.pure else func(origin.products, *args[1:], **kwargs)
-            setattr(output, self.tag, replace(origin, products=moved))
-        elif keeps_pure and not others:
-            setattr(output, self.tag, _scaled(origin, func, args, output))
-        elif others and origin.pure and all(other.pure for other in others):
-            setattr(output, self.tag, Products(output.detach()))  # a sum of products
-        elif all(other.products is origin.products for other in others):
-            before = origin.logits
-            if before is None and func in _SUBTRACTED and _is_row_value(args[-1]):
-                before = source.detach()
-            capped = origin.capped or func in _TANH
-            setattr(output, self.tag, replace(origin, pure=False, capped=capped, logits=before))
-        return output
-
-
-def _scaled(origin: Products, func: Any, args: Any, output: Tensor) -> Products:
-    if origin.pure:
-        return replace(origin, products=output.detach())
-    number = next((argument for argument in args if isinstance(argument, int | float)), None)
-    if number is None or not origin.capped:
-        return origin
-    return replace(origin, factor=origin.factor * number if func in _MULTIPLIED else origin.factor / number)
-
-
-def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
-    """Whether ``output`` still holds the scores in ``source``; a mask of their shape does not."""
-    if getattr(func, "__name__", "").endswith("_like") or not output.is_floating_point():
-        return False
-    return carries(func, source, output) or (func is torch.cat and output.dim() == source.dim())
-
-
-def _is_row_value(value: Any) -> bool:
-    """Whether ``value`` has one number per row, such as the maximum that is subtracted before a softmax."""
-    return isinstance(value, Tensor) and value.dim() > 2 and value.shape[-1] == 1
-
-
-def _in_place(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-
-
-@cache
-def _seen_inside(func: Any, **names: Any) -> Callable[..., Any]:
-    """A copy of a torch function that skips its dispatch to active modes, so that a trace sees its inside.
-
-    ``names`` stand for other functions that it calls.
-    """
-    namespace = {**func.__globals__, "has_torch_function": lambda _: False, **names}
-    copy = types.FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
-
-
-_SDPA, _SOFTMAX, _MULTI_HEAD = F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward
-_SDPA_SIGNATURE = inspect.signature(scaled_dot_product_attention)  # torch's own is not known to Python
-
 
 # --- FlexAttention is not a torch function, so its name is replaced in the modules that call it ---
 
@@ -393,18 +236,11 @@ def _show(query: Tensor, key: Tensor, **options: Any) -> None:
 
 
 def _bounded_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **options: Any
 ) -> Tensor:
     """Torch's attention kernel, in the place of its name while a block runs that bounds its logits."""
-    _show(query, key, scale=scale, mask=attn_mask)
-    return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    _show(query, key, scale=options.get("scale"), mask=attn_mask)
+    return SDPA(query, key, value, attn_mask, *args, **options)
 
 
 def _bounded_softmax(
@@ -419,10 +255,10 @@ def _bounded_softmax(
                 except ValueError:
                     continue  # not attention of these heads
                 block.raise_bound(logit, torch.full_like(logit, math.inf) if block.additive else logit)
-    return _SOFTMAX(input, dim, _stacklevel, dtype)
+    return SOFTMAX(input, dim, _stacklevel, dtype)
 
 
-_bounded_multi_head = _seen_inside(
+_bounded_multi_head = seen_inside(
     F.multi_head_attention_forward,
     scaled_dot_product_attention=_bounded_kernel,
     softmax=_bounded_softmax,
@@ -509,8 +345,8 @@ class Watch:
     def _leave_bounding(self, block: AttentionBlock) -> None:
         _bounded.pop()
         if not _bounded:
-            F.scaled_dot_product_attention, F.softmax = _SDPA, _SOFTMAX
-            F.multi_head_attention_forward = _MULTI_HEAD
+            F.scaled_dot_product_attention, F.softmax = SDPA, SOFTMAX
+            F.multi_head_attention_forward = MULTI_HEAD
         self._restore(block)
 
     def _exchange(self, block: AttentionBlock) -> None:

@@ -1,18 +1,31 @@
-"""``Scores``: the scores of one attention call, and what is read from them by head.
+"""``Scores``: the scores of one attention call and what is read from them by head; the trace that finds them.
 
 A *product* is a query times a key, with the scale and rotary positions. A *logit* is what enters the softmax:
 the product after a soft cap and with additive biases, if the model has them. Only pairs that the mask allows
-count.
+count. ``LogitTrace`` turns each attention call of the code that runs into ``Scores``.
 """
 
+import inspect
 import math
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from fasterqk.trace.calls import (
+    SCORES,
+    AttentionTrace,
+    Operation,
+    carries,
+    is_parameter,
+    scaled_dot_product_attention,
+)
 
 # Masks add at least -10000 to a score, or put the smallest number there.
 _HIDDEN = -5000.0
@@ -357,3 +370,160 @@ def _mask_axes(mask: Tensor, query: Tensor, heads: int) -> Tensor:
             else mask[:, None]
         )
     return mask.flatten(0, -4)
+
+
+# --- The trace: the scores that a block forms ---
+
+_MULTIPLIED = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
+_DIVIDED = {torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide}
+_SUBTRACTED = {torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__}
+_TANH = {torch.tanh, Tensor.tanh, Tensor.tanh_, F.tanh}
+_SAME = "view reshape transpose permute contiguous float half bfloat16 double to type type_as clone flatten"
+_SAME += " unflatten unsqueeze squeeze swapaxes movedim __getitem__ view_as reshape_as moveaxis detach"
+_RESHAPED = {getattr(home, name) for home in (Tensor, torch) for name in _SAME.split() if hasattr(home, name)}
+
+
+@dataclass(eq=False)
+class Products:
+    """The origin of a tensor of scores: its products of queries and keys are ``products`` times ``factor``.
+
+    ``pure``: only factors were applied since. ``logits``: the scores before their maximum was subtracted.
+    ``vectors``: the queries and keys, where the product shows which axis is theirs.
+    """
+
+    products: Tensor
+    factor: float = 1.0
+    pure: bool = True
+    capped: bool = False
+    logits: Tensor | None = None
+    vectors: tuple[Tensor, ...] = ()
+
+
+class LogitTrace(AttentionTrace):
+    """While active, passes the scores of every attention call to ``see``; no computation is changed.
+
+    Scores are tagged with their ``Products`` until they enter a softmax. A monitor and a clip may be active
+    together, so each trace has its own tag.
+    """
+
+    def __init__(self, heads: int | None, see: Callable[[Scores], None]) -> None:
+        super().__init__()
+        self.heads = heads
+        self.see = see
+        self.tag = f"{SCORES}_{id(self)}"
+
+    def kernel(self, operation: Operation) -> Any:
+        if operation.func is SDPA:
+            options = SDPA_SIGNATURE.bind(*operation.args, **operation.kwargs).arguments
+            named = {name: options.get(name) for name in ("query", "key", "value", "scale")}
+            causal, mask = options.get("is_causal", False), options.get("attn_mask")
+            self.saw(KernelScores, heads=self.heads, causal=causal, mask=mask, **named)
+            return operation.run()
+        with self:
+            return seen_inside(operation.func)(*operation.args, **operation.kwargs)
+
+    def saw(self, kind: Callable[..., Scores], *arguments: Any, **options: Any) -> None:
+        """Pass the scores of one call on."""
+        try:
+            scores = kind(*arguments, **options)
+        except (ValueError, RuntimeError):
+            return  # another shape: this softmax is not attention of these heads
+        self.see(scores)
+
+    def product(self, operation: Operation) -> Any:
+        output, tensors = operation.run(), operation.tensors
+        # A product with a weight is a projection; scores come from two activations.
+        if not isinstance(output, Tensor) or any(map(is_parameter, tensors)):
+            return output
+        products, pure = output.detach(), True
+        vectors: tuple[Tensor, ...] = ()
+        if not operation.equation and operation.func is not Tensor.__rmatmul__:
+            vectors = (tensors[-2].detach(), tensors[-1].detach().transpose(-2, -1))
+        if operation.func in (torch.baddbmm, Tensor.baddbmm):
+            added = tensors[0].detach() * operation.kwargs.get("beta", 1)
+            pure = not bool(added.any())
+            products = products if pure else torch.nan_to_num(products - added)
+        setattr(output, self.tag, Products(products, pure=pure, vectors=vectors))
+        return output
+
+    def softmax(self, operation: Operation) -> Any:
+        logits = operation.tensors[0]
+        origin: Products | None = getattr(logits, self.tag, None)
+        if origin is not None:
+            shown = logits.detach() if origin.logits is None else origin.logits
+            products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
+            self.saw(WrittenScores, products, shown, self.heads, origin.capped, origin.vectors)
+            delattr(logits, self.tag)  # autograd may keep the tensor
+        return operation.run()
+
+    def other(self, operation: Operation) -> Any:
+        """Pass the tag on to an output that still holds the scores."""
+        func, args, kwargs = operation.func, operation.args, operation.kwargs
+        tagged = [tensor for tensor in operation.tensors if hasattr(tensor, self.tag)]
+        if not tagged:
+            return operation.run()
+        source, origins = tagged[0], [getattr(tensor, self.tag) for tensor in tagged]
+        origin: Products = origins[0]
+        others = [other for other in origins if other is not origin]
+        keeps_pure = func in _MULTIPLIED or func in _DIVIDED
+        if _in_place(func) and not keeps_pure and origin.products.data_ptr() == source.data_ptr():
+            origin.products = origin.products.clone()
+        output = operation.run()
+        if not isinstance(output, Tensor) or not _holds(func, source, output):
+            return output
+        if func in _RESHAPED and args[0] is source:
+            moved = output.detach() if origin.pure else func(origin.products, *args[1:], **kwargs)
+            setattr(output, self.tag, replace(origin, products=moved))
+        elif keeps_pure and not others:
+            setattr(output, self.tag, _scaled(origin, func, args, output))
+        elif others and origin.pure and all(other.pure for other in others):
+            setattr(output, self.tag, Products(output.detach()))  # a sum of products
+        elif all(other.products is origin.products for other in others):
+            before = origin.logits
+            if before is None and func in _SUBTRACTED and _is_row_value(args[-1]):
+                before = source.detach()
+            capped = origin.capped or func in _TANH
+            setattr(output, self.tag, replace(origin, pure=False, capped=capped, logits=before))
+        return output
+
+
+def _scaled(origin: Products, func: Any, args: Any, output: Tensor) -> Products:
+    if origin.pure:
+        return replace(origin, products=output.detach())
+    number = next((argument for argument in args if isinstance(argument, int | float)), None)
+    if number is None or not origin.capped:
+        return origin
+    return replace(origin, factor=origin.factor * number if func in _MULTIPLIED else origin.factor / number)
+
+
+def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
+    """Whether ``output`` still holds the scores in ``source``; a mask of their shape does not."""
+    if getattr(func, "__name__", "").endswith("_like") or not output.is_floating_point():
+        return False
+    return carries(func, source, output) or (func is torch.cat and output.dim() == source.dim())
+
+
+def _is_row_value(value: Any) -> bool:
+    """Whether ``value`` has one number per row, such as the maximum that is subtracted before a softmax."""
+    return isinstance(value, Tensor) and value.dim() > 2 and value.shape[-1] == 1
+
+
+def _in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+
+
+@cache
+def seen_inside(func: Any, **names: Any) -> Callable[..., Any]:
+    """A copy of a torch function that skips its dispatch to active modes, so that a trace sees its inside.
+
+    ``names`` stand for other functions that it calls.
+    """
+    namespace = {**func.__globals__, "has_torch_function": lambda _: False, **names}
+    copy = types.FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+SDPA, SOFTMAX, MULTI_HEAD = F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward
+SDPA_SIGNATURE = inspect.signature(scaled_dot_product_attention)  # torch's own is not known to Python

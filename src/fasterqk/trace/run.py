@@ -4,7 +4,6 @@ Probabilities come from two sides: a model calls ``record`` itself, or the recor
 Hugging Face models use our attention backend. The recorded calls then get names, four axes and kinds.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,8 @@ from fasterqk.trace.calls import (
     Kind,
     Operation,
     Running,
+    four_axes,
+    kinds_of,
     probe_running,
     scaled_dot_product_attention,
 )
@@ -31,7 +32,6 @@ from fasterqk.trace.modules import (
     attention_modules,
     call_with,
     configurations,
-    head_counts,
     is_attention,
     nothing_compiled,
     stack_of,
@@ -571,83 +571,3 @@ def _batch(inputs: Any) -> int | None:
         if isinstance(value, Tensor) and value.dim():
             return value.shape[0]
     return None
-
-
-# --- Shapes: probabilities as ``(batch, head, query, key)`` ---
-
-
-def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
-    """The probabilities of ``call`` with four axes.
-
-    Older code keeps ``(batch * head, query, key)``; single-head code ``(batch, query, key)`` or
-    ``(query, key)``; grouped-query code may keep ``(batch, group, head in group, query, key)``.
-    """
-    probabilities = call.probabilities
-    assert probabilities is not None  # recorded calls have them
-    shape = tuple(probabilities.shape)
-    modules = [call.module, *(frame.module for frame in reversed(call.frames))]  # the nearest first
-    stated = (head_counts(module) for module in modules if module is not None)
-    heads = next((counts[0] for counts in stated if counts is not None), None)
-    if len(shape) == 4:
-        return probabilities
-    if len(shape) == 2:
-        return probabilities[None, None]
-    if len(shape) == 3:
-        if shape[0] == batch and heads in (None, 1):
-            return probabilities.unsqueeze(1)
-        if heads is not None and shape[0] == heads * (batch or shape[0] // heads):
-            return probabilities.reshape(-1, heads, *shape[1:])
-        if batch is not None and shape[0] == batch:
-            return probabilities.unsqueeze(1)
-        if batch is not None and heads is None and shape[0] % batch == 0:
-            return probabilities.reshape(batch, -1, *shape[1:])
-    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
-        return probabilities.flatten(1, 2)
-    raise InputError(
-        f"attention of {name!r} has shape {shape}, which is not (batch, head, query, key); "
-        "call fasterqk.trace.record(self, probabilities) with four axes in its forward"
-    )
-
-
-# --- Kinds: self-attention of an encoder or a decoder, and cross-attention ---
-
-# Names of cross-attention: BART encoder_attn, T5 EncDecAttention, torch multihead_attn, ...
-_CROSS = re.compile(
-    r"cross|encoder_attn|enc_?dec|multihead_attn|inter_?attention|src_attn|encattention", re.I
-)
-
-
-def is_cross(call: AttentionCall) -> bool:
-    """Whether the keys of this call come from other hidden states than its queries."""
-    if call.kind is not None:
-        return call.kind == "cross"
-    if any(frame.other_source for frame in call.frames):
-        return True
-    # Outer names describe the part of the model ("cross_encoder"), so only the last few count.
-    for frame in call.frames[-3:]:
-        if _CROSS.search(frame.name.rpartition(".")[2]) or _CROSS.search(type(frame.module).__name__):
-            return not isinstance(frame.module, nn.MultiheadAttention)
-    return False
-
-
-def kinds_of(calls: Sequence[AttentionCall], names: Sequence[str]) -> tuple[Kind, ...]:
-    """The kind of each call. Without cross-attention in the model all are ``"self"``."""
-    decoders = {_stack_root(name) for call, name in zip(calls, names, strict=True) if is_cross(call)}
-
-    def kind_of(call: AttentionCall, name: str) -> Kind:
-        if is_cross(call):
-            return "cross"
-        if call.kind == "encoder" or call.kind == "decoder":  # the model says so
-            return call.kind
-        if not decoders:
-            return "self"
-        return "decoder" if _stack_root(name) in decoders else "encoder"
-
-    return tuple(map(kind_of, calls, names))
-
-
-def _stack_root(name: str) -> str:
-    """The path up to the first number, which is the list of layers that contains this one."""
-    parts = name.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[0]]) if numbers else name.rpartition(".")[0]
