@@ -71,13 +71,12 @@ def test_original_formula_is_half_and_half():
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["rollout", "mean", "last"]),
-    st.sampled_from([0, 10, 29, 50, 99]),
     st.booleans(),
     st.integers(0, 10**6),
 )
-def test_rows_are_distributions_over_what_is_seen(method, discard, causal, seed):
+def test_rows_are_distributions_over_what_is_seen(method, causal, seed):
     allowed = allowed_pairs(REAL, causal)
-    rows = aggregate(layers_of(allowed, seed=seed), LAST, allowed, Aggregation(method, discard=discard))
+    rows = aggregate(layers_of(allowed, seed=seed), LAST, allowed, Aggregation(method))
     assert torch.allclose(rows.sum(1), torch.ones(3, dtype=rows.dtype), atol=1e-12)
     assert rows.min() >= 0
     assert rows[~REAL].sum() == 0
@@ -85,21 +84,6 @@ def test_rows_are_distributions_over_what_is_seen(method, discard, causal, seed)
     mass = relevant_mass(rows, relevance)
     assert (mass >= 0).all()
     assert (mass <= 1 + 1e-12).all()
-
-
-def test_discarding_keeps_the_highest_weights_and_renormalises():
-    layer = torch.tensor([[[[0.1, 0.2, 0.3, 0.4]] * 4]])
-    row = aggregate([layer], torch.tensor([0]), None, Aggregation("last", discard=50))
-    assert row[0].tolist() == pytest.approx([0, 0, 3 / 7, 4 / 7])
-    # 49 percent of four weights is one whole weight.
-    row = aggregate([layer], torch.tensor([0]), None, Aggregation("last", discard=49))
-    assert row[0].tolist() == pytest.approx([0, 2 / 9, 3 / 9, 4 / 9])
-
-
-def test_discarding_spares_weights_equal_to_the_smallest_kept():
-    uniform = uniform_attention(allowed_pairs(REAL, True))
-    row = aggregate([uniform], LAST, allowed_pairs(REAL, True), Aggregation("last", discard=50))
-    assert torch.equal(row, uniform[torch.arange(3), 0, LAST])
 
 
 def test_mean_max_last_and_layer():
@@ -140,9 +124,7 @@ def test_the_last_layer_may_hold_its_read_row_alone(method):
     assert torch.equal(aggregate(short, LAST, allowed, how), aggregate(layers, LAST, allowed, how))
 
 
-@pytest.mark.parametrize(
-    "how", [Aggregation(), Aggregation("mean"), Aggregation("max", discard=30), Aggregation("last")]
-)
+@pytest.mark.parametrize("how", [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last")])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_null_is_the_same_aggregation_of_uniform_attention(how, causal):
     allowed = allowed_pairs(REAL, causal)
@@ -182,10 +164,10 @@ def test_half_precision_is_accepted():
         (lambda: Aggregation("sum"), "unknown aggregation 'sum'"),
         (lambda: Aggregation("layer"), "needs the number"),
         (lambda: Aggregation(residual=1.0), "residual weight 1.0"),
-        (lambda: Aggregation(discard=100), "discard is 100"),
-        (lambda: Aggregation(discard=0.1), "discard is 0.1"),
         (lambda: Aggregation.parse("layer:x"), "unknown aggregation 'layer:x'"),
         (lambda: Aggregation.parse("layer"), "unknown aggregation 'layer'"),
+        (lambda: Aggregation.parse("mean:2"), "unknown aggregation 'mean:2'"),
+        (lambda: Aggregation.parse("layer:2/head:"), "unknown aggregation 'layer:2/head:'"),
         (lambda: aggregate([], LAST), "0 layers"),
         (
             lambda: aggregate([torch.full((3, 1, 6, 6), 1 / 6)], LAST, None, Aggregation("layer", 3)),

@@ -14,11 +14,10 @@ from fasterqk.attention import (
     HuggingFaceClassifier,
     Nulls,
     Passes,
-    Rankings,
     Removal,
     measure,
 )
-from fasterqk.attention._importance import align, built_in, kendall_tau
+from fasterqk.attention._importance import METHODS, align, kendall_tau
 from fasterqk.attention.instances import collate, encode_for_causal, encode_for_classifier, read_example
 from fasterqk.errors import InputError
 
@@ -66,7 +65,9 @@ def test_everything_built_in_stands_in_one_table(classifier, instances):
         ),
         *((name, None) for name in ("auprc", "token_f1", "token_iou", "iou_f1", "tau_leave_one_out")),
     }
-    assert all(set(row) == {"score", "k", "random", *found.rankings} for row in table)
+    assert all(set(row) == {"score", "k", "n", "random", *found.rankings} for row in table)
+    rated = sum(x.rationale.any() for x in instances)
+    assert [row["n"] for row in table if row["score"] in ("auprc", "iou_f1")] == [rated, rated]
     tau = next(row for row in table if row["score"] == "tau_leave_one_out")
     assert tau["leave_one_out"] is None and -1 <= tau["gradient"] <= 1
     document = found.summary().to_json()
@@ -84,22 +85,9 @@ def test_an_importance_beside_another_is_the_same_as_alone(classifier, instances
         nulls=Nulls(draws=0),
         passes=Passes(batch_size=1),
     )
-    asked = built_in(name)
-    if asked.aggregation:
+    if name not in METHODS:
         alone = measure(
-            classifier,
-            instances,
-            aggregation=asked.aggregation,
-            removal=Removal(percents=[20]),
-            nulls=Nulls(draws=0),
-        )
-    elif name == "gradient":
-        alone = measure(
-            classifier,
-            instances,
-            scores=Rankings(rank_by="gradient"),
-            removal=Removal(percents=[20]),
-            nulls=Nulls(draws=0),
+            classifier, instances, aggregation=name, removal=Removal(percents=[20]), nulls=Nulls(draws=0)
         )
     else:
         alone = measure(
@@ -244,26 +232,13 @@ def test_instances_without_ids_keep_their_own_importances(classifier, instances)
 
 def test_faithfulness_of_given_importances_is_that_of_the_same_ranking(classifier, instances):
     by_gradient = measure(
-        classifier,
-        instances,
-        scores=Rankings(rank_by="gradient"),
-        removal=Removal(percents=[20, 50]),
-        nulls=Nulls(draws=0),
-    )
+        classifier, instances, scores="gradient", removal=Removal(percents=[20, 50]), nulls=Nulls(draws=0)
+    ).rankings["gradient"]
     given = dict(zip((x.id for x in instances), by_gradient.importance, strict=True))
     found = measure(
         classifier, instances, scores=given, removal=Removal(percents=[20, 50]), nulls=Nulls(draws=0)
     ).rankings["scores"]
     assert found.faithfulness.sufficiency == pytest.approx(by_gradient.faithfulness.sufficiency, abs=1e-6)
-
-
-def test_signs_count_unless_they_are_dropped(classifier, instances):
-    values = {x.id: [-2.0, *[1.0] * (int(x.rankable.sum()) - 1)] for x in instances}
-    for absolute, first in ((False, -2.0), (True, 2.0)):
-        found = measure(
-            classifier, instances, scores=Rankings(values, absolute=absolute), removal=Removal(percents=())
-        )
-        assert found.rankings["scores"].importance[0][instances[0].rankable][0] == first
 
 
 def test_words_characters_and_spans_are_carried_over_to_tokens(instances):

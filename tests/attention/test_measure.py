@@ -15,7 +15,6 @@ from fasterqk.attention import (
     Instance,
     Nulls,
     Passes,
-    Rankings,
     Removal,
     TorchClassifier,
     measure,
@@ -32,15 +31,13 @@ COLUMNS = [score.column for score in SCORES.values() if score.compute]
 HOWS = [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last"), Aggregation("layer", 0)]
 
 
-def measured(
-    model, instances, *, percents=None, removal=None, aggregation=None, rank_by="attention", **passes
-):
+def measured(model, instances, *, percents=None, removal=None, aggregation=None, scores=None, **passes):
     removal = removal or Removal()
     return measure(
         model,
         instances,
         aggregation=aggregation,
-        scores=Rankings(rank_by=rank_by),
+        scores=scores,
         removal=removal if percents is None else replace(removal, percents=percents),
         passes=Passes(**passes),
     )
@@ -104,11 +101,14 @@ def test_read_rows_alone_give_the_same(small_model, some_instances, how, causal)
 
 def test_gradient_ranking_batched_equals_single(small_model, some_instances):
     model, instances = small_model(), some_instances()
-    single = measured(model, instances, batch_size=1, rank_by="gradient")
-    batched = measured(model, instances, batch_size=5, rank_by="gradient")
+    single = measured(model, instances, batch_size=1, scores="gradient")
+    batched = measured(model, instances, batch_size=5, scores="gradient")
     assert_same(single, batched)
-    for one, other in zip(single.importance, batched.importance, strict=True):
+    rankings = [measurement.rankings["gradient"] for measurement in (single, batched)]
+    for one, other in zip(*(ranking.importance for ranking in rankings), strict=True):
         assert other == pytest.approx(one, abs=1e-9)
+    one, other = (ranking.faithfulness.comprehensiveness for ranking in rankings)
+    assert other == pytest.approx(one, abs=1e-6)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -287,11 +287,9 @@ def test_bad_input_is_one_clear_line(small_model, some_instances):
     model, instances = small_model(), some_instances()
     with pytest.raises(InputError, match="no instance was given"):
         measured(model, [])
-    with pytest.raises(InputError, match="unknown ranking 'chance'"):
-        measured(model, instances, rank_by="chance")
     with pytest.raises(InputError, match="embedding module"):
         measured(
-            TorchClassifier(model.model, classes="abc", inputs=model.inputs), instances, rank_by="gradient"
+            TorchClassifier(model.model, classes="abc", inputs=model.inputs), instances, scores="gradient"
         )
     model.model.layers[0].k_proj.bias.data[0] = torch.nan
     with pytest.raises(InputError, match="attention of layer 1 is not a number"):
@@ -302,13 +300,14 @@ def test_without_generator_nothing_is_compared_with_chance(small_model, some_ins
     model, instances = small_model(), some_instances()
     found = measure(model, instances, removal=Removal(percents=[20]), nulls=Nulls(draws=0))
     assert found.random == ()
-    summary = found.summary().to_json()
-    assert "random" not in summary
+    summary = found.summary()
+    assert "random" not in summary.to_json()
     drawn = measured(model, instances, percents=[20])
-    against_chance = ("random", "wins")
-    assert summary == {
-        key: value for key, value in drawn.summary().to_json().items() if key not in against_chance
-    }
+    assert set(drawn.summary().to_json()) - set(summary.to_json()) == {"random", "wins"}
+    # Other texts share the batches, so the last digits may differ.
+    scores = drawn.summary().scores
+    expected = {name: value for name, value in scores.items() if not name.startswith("wins_")}
+    assert summary.scores == pytest.approx(expected, abs=1e-12)
     given = measure(
         model, instances, removal=Removal(percents=[20]), nulls=Nulls(rankings=drawn.random[0].importance)
     )
@@ -333,8 +332,9 @@ def test_nothing_removed_and_chosen_scores(small_model, some_instances):
         "token_iou",
         "iou_f1",
     }
-    # The self-check predicts two texts twice; each text runs once, for its attention and its answer.
-    assert [len(batch) for batch in asked] == [2, 2]
+    # The self-check predicts two texts twice, and once more to see what mixes tokens; each text runs once,
+    # for its attention and its answer.
+    assert [len(batch) for batch in asked] == [2, 2, 2]
 
 
 def test_plausibility_of_a_sample(small_model, some_instances):

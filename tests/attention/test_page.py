@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fasterqk.attention import Instance, Nulls, Removal, measure, score_intervals
-from fasterqk.attention.page import counts_text, extremes, instance_html, measurement_html
+from fasterqk.attention.page import extremes, instance_html, measurement_html
 
 EVIL = "<script>alert(1)</script>&\"'"
 
@@ -69,7 +69,7 @@ def test_without_rationales_importances_are_compared_with_each_other(small_model
         small_model(), unrated, scores="gradient", removal=Removal(percents=[50]), nulls=Nulls(draws=0)
     )
     assert next(iter(extremes(found))) == "most agreement of rollout with gradient (rank correlation)"
-    assert "plausibility are left out" in counts_text(found)
+    assert "plausibility are left out" in found.counts
     alone = measure(small_model(), unrated, removal=Removal(percents=[50]), nulls=Nulls(draws=0))
     assert list(extremes(alone)) == ["most comprehensiveness", "least comprehensiveness"]
     nothing = measure(small_model(), unrated[:1], removal=Removal(percents=()))
@@ -91,7 +91,7 @@ def test_what_stands_beside_an_instance(small_model):
     assert ">café<" in page and ">&lt;s&gt;<" in page and "Ġ" not in page
     assert page.count("text-decoration:underline") == 1
     faint = measure(small_model(), [replace(instance, relevance=relevance * 0.9)])
-    assert "In 1 no token has a relevance of one half: plausibility leaves them out" in counts_text(faint)
+    assert "In 1 no token has a relevance of one half: plausibility leaves them out" in faint.counts
 
 
 def test_the_special_tokens_of_a_chat_are_written_once(small_model):

@@ -2,8 +2,7 @@
 
 import argparse
 
-from fasterqk.cli.common import Parser
-from fasterqk.cli.program import Program
+from fasterqk.cli.common import Parser, Program
 
 
 def command_lines(program: Program) -> list[list[str]]:

@@ -55,7 +55,7 @@ print(sorted(name for name in new if name.startswith("fasterqk")), len(new) <= 5
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = ["fasterqk", "fasterqk.cli", "fasterqk.cli.common", "fasterqk.cli.main"]
-    modules += ["fasterqk.cli.program", "fasterqk.errors"]
+    modules += ["fasterqk.errors"]
     assert done.stdout.splitlines()[-1] == f"{modules} True"
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from fasterqk.attention import Nulls, Rankings, Removal, load_model, measure, read_examples
+from fasterqk.attention import Nulls, Removal, load_model, measure, read_examples
 from fasterqk.attention.faithfulness import CONVENTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "importances.md"
@@ -100,11 +100,9 @@ def test_scores_are_ferrets_where_the_page_says_so(classified):
     loaded, instances = classified
     percents, rounding = CONVENTIONS["ferret"]
     removal = Removal(percents=percents, rounding=rounding)
-    gradient = measure(
-        loaded.model, instances, scores=Rankings(rank_by="gradient"), removal=Removal(percents=())
-    )
+    gradient = measure(loaded.model, instances, scores="gradient", removal=Removal(percents=()))
     # ferret drops negative importances; asked not to (only_pos=False), it fails with numpy 2.
-    pairs = zip(instances, gradient.importance, strict=True)
+    pairs = zip(instances, gradient.rankings["gradient"].importance, strict=True)
     positive = {x.id: own - own.min() + 1 for x, own in pairs}
     found = measure(
         loaded.model,

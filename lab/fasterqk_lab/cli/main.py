@@ -1,7 +1,7 @@
 """The command line of the lab: reproduce the paper, train its models, keep their results."""
 
 from fasterqk import __version__
-from fasterqk.cli.program import Program
+from fasterqk.cli.common import Program
 
 COMMANDS = {
     "reproduce": "make a figure or table of the paper",

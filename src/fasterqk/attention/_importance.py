@@ -5,7 +5,7 @@ for faithfulness and plausibility. The sections: built-in importances, reading t
 aligning them with the tokens, leaving tokens out one at a time.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fasterqk.attention.aggregation import Aggregation
+from fasterqk.attention.aggregation import KNOWN, Aggregation
 from fasterqk.attention.faithfulness import Removal, not_all, remove
 from fasterqk.attention.instances import Batch, Instance
 from fasterqk.attention.models import Measurable
@@ -31,7 +31,6 @@ METHODS = {
     "integrated_gradients": "the same gradient, averaged on the way from a zero input",
     "leave_one_out": "what the probability loses without the token",
 }
-_ATTENTION = "rollout, mean, max, last, layer:N or layer:N/head:M"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,21 +38,17 @@ class Importance:
     """Where the importance of tokens comes from, under the ``name`` that tables show.
 
     Exactly one of three is set: the ``aggregation`` of attention, a ``method`` of ``METHODS``, or the
-    ``values`` themselves, one array per instance. ``absolute`` drops the signs of the values.
+    ``values`` themselves, one array per instance.
     """
 
     name: str
     aggregation: Aggregation | None = None
     method: str | None = None
     values: tuple[Numbers, ...] | None = None
-    absolute: bool = False
 
 
 def importances(
-    scores: Source | Sequence[Source] | None,
-    instances: Sequence[Instance],
-    first: Importance,
-    absolute: bool = False,
+    scores: Source | Sequence[Source], instances: Sequence[Instance], first: Importance
 ) -> dict[str, Importance]:
     """All importances that rank tokens, by name, starting with ``first``.
 
@@ -61,8 +56,10 @@ def importances(
     mapping from instance ids to numbers, a mapping from names to any of these, or a list of them.
     """
     by_name = {first.name: first}
-    for source in _listed(scores):
-        for importance in _importances_from(source, instances, absolute):
+    single = isinstance(scores, str | PathLike | Mapping) or callable(scores)
+    sources: Any = (scores,) if single else scores
+    for source in sources:
+        for importance in _importances_from(source, instances):
             same = by_name.setdefault(importance.name, importance)
             # It is fine to ask for the attention that is measured anyway.
             measured_anyway = (
@@ -73,70 +70,42 @@ def importances(
     return by_name
 
 
-def aggregation_name(how: Aggregation) -> str:
-    """The name of this aggregation of attention in tables.
-
-    >>> aggregation_name(Aggregation("layer", 3, head=1)), aggregation_name(Aggregation())
-    ('layer:3/head:1', 'rollout')
-    """
-    name = how.method if how.layer is None else f"layer:{how.layer}"
-    name = name if how.head is None else f"{name}/head:{how.head}"
-    return f"{name}/words" if how.among == "words" else name
-
-
-def built_in(text: str) -> Importance | None:
-    """The built-in importance of this name; None if there is none.
-
-    >>> built_in("layer:3/head:1").aggregation == Aggregation("layer", 3, head=1)
-    True
-    """
+def _built_in(text: str) -> Importance | None:
+    """The built-in importance of this name; None if there is none."""
     if text in METHODS:
         return Importance(text, method=text)
-    name, slash, head = text.partition("/head:")
-    if slash and not head.isdecimal():
-        return None
     try:
-        how = Aggregation.parse(name, head=int(head) if slash else None)
-        return Importance(aggregation_name(how), how)
+        how = Aggregation.parse(text)
     except InputError:
         return None
+    return Importance(how.name, how)
 
 
-def _listed(scores: Source | Sequence[Source] | None) -> Iterable[Source]:
-    if scores is None:
-        return ()
-    if isinstance(scores, str | PathLike | Mapping) or callable(scores):
-        return (scores,)
-    return scores
-
-
-def _importances_from(source: Source, instances: Sequence[Instance], absolute: bool) -> list[Importance]:
-    if isinstance(source, str) and (known := built_in(source)):
+def _importances_from(source: Source, instances: Sequence[Instance]) -> list[Importance]:
+    if isinstance(source, str) and (known := _built_in(source)):
         return [known]
     if isinstance(source, str | PathLike):
         is_file = not isinstance(source, str) or source.endswith((".jsonl", ".json"))
         if not is_file and not Path(source).is_file():
             raise InputError(
-                f"unknown importance {source!r}; choose {_ATTENTION}, {', '.join(METHODS)},"
+                f"unknown importance {source!r}; choose {KNOWN}, {', '.join(METHODS)},"
                 " or give a JSON lines file"
             )
-        return [
-            _from_records(name, lines, instances, absolute) for name, lines in read_scores(source).items()
-        ]
+        return [_from_records(name, lines, instances) for name, lines in read_scores(source).items()]
     if callable(source):
         name = getattr(source, "__name__", type(source).__name__)
         values = tuple(align(source(x), x, f"{name} of instance {x.id!r}") for x in instances)
-        return [Importance("scores" if name == "<lambda>" else name, values=values, absolute=absolute)]
+        return [Importance("scores" if name == "<lambda>" else name, values=values)]
     if not isinstance(source, Mapping):
         raise InputError(f"scores cannot be read from {source!r}; give a function, a mapping or a file")
     if source and all(_is_source(value) for value in source.values()):
-        return [_named(name, value, instances, absolute) for name, value in source.items()]
+        return [_named(name, value, instances) for name, value in source.items()]
     by_id = {str(key): (f"scores of instance {str(key)!r}", value) for key, value in source.items()}
-    return [_from_records("scores", by_id, instances, absolute)]
+    return [_from_records("scores", by_id, instances)]
 
 
-def _named(name: str, source: Source, instances: Sequence[Instance], absolute: bool) -> Importance:
-    candidates = _importances_from(source, instances, absolute)
+def _named(name: str, source: Source, instances: Sequence[Instance]) -> Importance:
+    candidates = _importances_from(source, instances)
     if len(candidates) > 1:
         raise InputError(f"{source!r} holds several importances, so it cannot be called {name!r}")
     return replace(candidates[0], name=str(name))
@@ -150,7 +119,7 @@ def _is_source(value: Any) -> bool:
 
 
 def _from_records(
-    name: str, lines: Mapping[str, tuple[str, RawScores]], instances: Sequence[Instance], absolute: bool
+    name: str, lines: Mapping[str, tuple[str, RawScores]], instances: Sequence[Instance]
 ) -> Importance:
     ids = {instance.id for instance in instances}
     if len(ids) < len(instances):
@@ -168,7 +137,7 @@ def _from_records(
             f"{name}: no scores for {len(missing)} of {len(instances)} instances, such as id {missing[0]!r}"
         )
     values = tuple(align(lines[instance.id][1], instance, lines[instance.id][0]) for instance in instances)
-    return Importance(name, values=values, absolute=absolute)
+    return Importance(name, values=values)
 
 
 # --- The user's importances: JSON lines, and their alignment with the tokens of a model ---
@@ -207,13 +176,13 @@ def read_scores(path: str | PathLike[str]) -> dict[str, dict[str, tuple[str, Map
     return by_name
 
 
-def align(given: RawScores, instance: Instance, where: str) -> Numbers:
-    """Align the numbers or the record in ``given`` with the tokens of ``instance``.
+def align(scores: RawScores, instance: Instance, where: str) -> Numbers:
+    """Align the numbers or the record in ``scores`` with the tokens of ``instance``.
 
     A token takes the number of its word, or the mean over its characters without white space.
 
     Arguments:
-        given: One number per token or word, or a record of the file format.
+        scores: One number per token or word, or a record of the file format.
         instance: The instance the numbers belong to.
         where: The location of the numbers for error messages.
 
@@ -223,17 +192,17 @@ def align(given: RawScores, instance: Instance, where: str) -> Numbers:
     Raises:
         InputError: The numbers fit neither tokens nor words nor characters, or a text differs.
     """
-    if not isinstance(given, Mapping):
-        return _of_tokens(_numbers(given, where), None, instance, where)
-    contents = [name for name in _CONTENTS if name in given]
+    if not isinstance(scores, Mapping):
+        return _of_tokens(_numbers(scores, where), None, instance, where)
+    contents = [name for name in _CONTENTS if name in scores]
     if len(contents) != 1:
         raise InputError(f"{where}: give one of {', '.join(map(repr, _CONTENTS))}")
-    if "text" in given and (not instance.texts or given["text"] != instance.texts[0]):
+    if "text" in scores and (not instance.texts or scores["text"] != instance.texts[0]):
         text = instance.texts[0] if instance.texts else ""
-        raise InputError(f"{where}: the text is {given['text']!r}, but that of the data is {text!r}")
+        raise InputError(f"{where}: the text is {scores['text']!r}, but that of the data is {text!r}")
     if contents == ["scores"]:
-        return _of_tokens(_numbers(given["scores"], where), given.get("tokens"), instance, where)
-    return _of_characters(given, instance, where)
+        return _of_tokens(_numbers(scores["scores"], where), scores.get("tokens"), instance, where)
+    return _of_characters(scores, instance, where)
 
 
 def _numbers(values: Any, where: str) -> Numbers:
@@ -383,15 +352,15 @@ def leave_one_out(
     return lost
 
 
-def kendall_tau(one: ArrayLike, other: ArrayLike) -> float | None:
+def kendall_tau(first: ArrayLike, second: ArrayLike) -> float | None:
     """Kendall's rank correlation (tau-b, which allows for ties); None if either list is constant.
 
     >>> kendall_tau([1, 2, 3], [1, 3, 2]).__round__(4), kendall_tau([1, 1], [1, 2])
     (0.3333, None)
     """
-    a, b = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
+    a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if a.shape != b.shape:
         raise InputError(f"rankings of {a.size} and {b.size} tokens cannot be compared")
-    first, second = (np.sign(x[:, None] - x[None, :]) for x in (a, b))
-    size = float(np.sqrt((first**2).sum() * (second**2).sum()))
-    return float((first * second).sum() / size) if size else None
+    signs, others = (np.sign(x[:, None] - x[None, :]) for x in (a, b))
+    size = float(np.sqrt((signs**2).sum() * (others**2).sum()))
+    return float((signs * others).sum() / size) if size else None

@@ -8,17 +8,16 @@ of every instance; its :class:`Summary` has the scores, as JSON or as tables for
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fasterqk.attention._importance import Importance, Source, aggregation_name, importances
-from fasterqk.attention._loading import Loaded, opened
-from fasterqk.attention._rows import Part, ReadRows, joined
-from fasterqk.attention._selfcheck import self_check
+from fasterqk.attention._importance import Importance, Source, importances
+from fasterqk.attention._loading import Loaded, opened, self_check
+from fasterqk.attention._rows import ReadRows
 from fasterqk.attention.aggregation import (
     Aggregation,
     Pattern,
@@ -37,12 +36,11 @@ from fasterqk.attention.faithfulness import (
     perturb,
 )
 from fasterqk.attention.instances import Example, Instance, collate, unpad_rows
-from fasterqk.attention.measurement import Measurement, Ranking
+from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
 from fasterqk.attention.models import WEIGHTS_IN_MEMORY, Measurable, evaluating
 from fasterqk.attention.statistics import MOST_DRAWS
 from fasterqk.errors import InputError
 
-RankBy = Literal["attention", "gradient"]
 Numbers = NDArray[np.float64]
 # Variants (texts with tokens removed) that are collected before they are predicted together.
 VARIANTS_IN_MEMORY = 50_000
@@ -88,34 +86,6 @@ class Nulls:
 
 
 @dataclass(frozen=True, eq=False)
-class Rankings:
-    """Which importances rank the tokens.
-
-    Arguments:
-        scores: Importances beside attention, measured in the same table: the name of a built-in one
-            (``"layer:3/head:1"``, ``"integrated_gradients"``, ``"leave_one_out"``, ...), a function of an
-            :class:`Instance` that returns one number per token, a mapping from ids to such numbers, a JSON
-            lines file, a mapping from names to any of these, or a list of them.
-        rank_by: What ranks tokens first: aggregated ``"attention"``, or ``"gradient"`` (gradient x input).
-        absolute: Rank by the absolute values of the importances you supply.
-
-    Raises:
-        InputError: ``rank_by`` is neither.
-
-    >>> Rankings(["gradient", "leave_one_out"], absolute=True).rank_by
-    'attention'
-    """
-
-    scores: Source | Sequence[Source] | None = None
-    rank_by: RankBy = "attention"
-    absolute: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rank_by not in get_args(RankBy):
-            raise InputError(f"unknown ranking {self.rank_by!r}; choose from {', '.join(get_args(RankBy))}")
-
-
-@dataclass(frozen=True, eq=False)
 class Passes:
     """How the model is run, and how much of its attention is scored.
 
@@ -144,7 +114,7 @@ def measure(
     *,
     tokenizer: Any = None,
     aggregation: Aggregation | str | Callable[[bool], Aggregation] | None = None,
-    scores: Rankings | Source | Sequence[Source] | None = None,
+    scores: Source | Sequence[Source] | None = None,
     removal: Removal | How | Sequence[Removal | How] = "delete",
     nulls: Nulls = Nulls(),  # noqa: B008 - frozen
     passes: Passes = Passes(),  # noqa: B008 - frozen
@@ -162,8 +132,10 @@ def measure(
         aggregation: How layers and heads are combined into one row: ``"rollout"``, ``"mean"``, ``"layer:3"``,
             ..., an :class:`Aggregation`, or a function that chooses one for a model that is causal or not. By
             default rollout, or the mean over layers for a causal model.
-        scores: Importances beside attention, such as ``["gradient", "lime.jsonl"]``; :class:`Rankings` says
-            what they can be and has more options.
+        scores: Importances beside attention, measured in the same table: the name of a built-in one
+            (``"layer:3/head:1"``, ``"integrated_gradients"``, ``"leave_one_out"``, ...), a function of an
+            :class:`Instance` that returns one number per token, a mapping from ids to such numbers, a JSON
+            lines file, a mapping from names to any of these, or a list of them.
         removal: How tokens are removed, and how many: ``"delete"``, ``"mask"``, ``"attention"`` or a
             :class:`Removal`; of several the scores have the first, and ``removals_table`` has all.
         nulls: What the scores are compared with.
@@ -200,20 +172,19 @@ def measure(
     removals = [Removal.of(how, tokenizer) for how in listed]
     if len({how.how for how in removals}) < max(1, len(removals)):
         raise InputError(f"removal is {[how.how for how in removals]}; give one, or several different ones")
-    rankings = scores if isinstance(scores, Rankings) else Rankings(scores)
     if isinstance(aggregation, str):
         aggregation = Aggregation.parse(aggregation)
     with evaluating(opened_model):
         notes, batched = self_check(opened_model, instances)
         passes = passes if batched else replace(passes, batch_size=1)
-        return _measured(opened_model, instances, aggregation, rankings, removals, nulls, passes, notes)
+        return _measured(opened_model, instances, aggregation, scores, removals, nulls, passes, notes)
 
 
 def _measured(
     model: Measurable,
     instances: Sequence[Instance],
     aggregation: Aggregation | Callable[[bool], Aggregation] | None,
-    rankings: Rankings,
+    scores: Source | Sequence[Source] | None,
     removals: Sequence[Removal],
     nulls: Nulls,
     passes: Passes,
@@ -228,16 +199,17 @@ def _measured(
         notes.append("what each row may see was guessed from its weights: the model shows no mask")
     if not isinstance(aggregation, Aggregation):
         aggregation = (aggregation or default_aggregation)(causal)
-    by_attention = Importance(aggregation_name(aggregation), aggregation)
-    first = by_attention if rankings.rank_by == "attention" else Importance("gradient", method="gradient")
-    requested = importances(rankings.scores, instances, first, rankings.absolute)
+    by_attention = Importance(aggregation.name, aggregation)
+    requested = {by_attention.name: by_attention}
+    if scores is not None:
+        requested = importances(scores, instances, by_attention)
     random = nulls.drawn(instances)
     hows = [aggregation, *(x.aggregation for x in requested.values() if x.aggregation)]
     # Every method except rollout needs only the read rows, so nothing else of a layer is kept.
     read_only = all(how.method != "rollout" for how in hows)
     heads_in_memory = max(heads) if read_only else sum(heads)
     stronger = nulls.stronger and (passes.only is None or "mrta" in passes.only)
-    parts: list[list[Part]] = []
+    parts: list[list[Rowwise]] = []
     by_instance: list[list[Numbers]] = [[] for _ in (*requested, *random)]
     faithful: list[list[list[Faithfulness]]] = [[[] for _ in by_instance] for _ in removals]
     waiting = _Waiting(model, passes, int(lengths[-1]))
@@ -277,11 +249,10 @@ def _measured(
         )
     place = np.argsort(order)
     in_order = [tuple(values[i] for i in place) for values in by_instance]
-    aggregated, *layers = [joined(of_batches, place) for of_batches in zip(*parts, strict=True)]
+    aggregated, *layers = [Rowwise.join(of_batches, place) for of_batches in zip(*parts, strict=True)]
     heads_of_layers = aggregated.columns.pop("heads", None)
     settings = {
         "aggregation": asdict(aggregation),
-        "rank_by": rankings.rank_by,
         "mask": "guessed from the weights" if guessed else "of the model",
         "notes": notes,
     }

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,24 +33,6 @@ Numbers = NDArray[np.float64]
 # For instances with several read rows: how many rows are predicted at once with tokens removed. Each has one
 # outcome per token of the vocabulary, so more would not fit into memory.
 ROWS_AT_ONCE = 256
-
-
-class Part(NamedTuple):
-    """What one batch contributes to a :class:`Rowwise`: columns, and the stronger nulls of each instance."""
-
-    columns: dict[str, Numbers]
-    nulls: list[dict[str, NullMass]]
-
-
-def joined(parts: Sequence[Part], place: NDArray[np.intp]) -> Rowwise:
-    """Join the batches; entry ``place[i]`` of the joined batches is instance i."""
-    columns = {
-        name: np.concatenate([part.columns[name] for part in parts])[place] for name in parts[0].columns
-    }
-    by_instance = [nulls for part in parts for nulls in part.nulls]
-    in_order = [by_instance[i] for i in place if by_instance[i]]
-    names = in_order[0] if in_order else ()
-    return Rowwise(columns, {name: tuple(nulls[name] for nulls in in_order) for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +119,7 @@ class ReadRows:
 
     def parts(
         self, numbers: NDArray[np.intp], only: Sequence[str] | None, by_layer: bool, stronger: bool
-    ) -> list[Part]:
+    ) -> list[Rowwise]:
         """The numbers of the aggregated rows and, if asked for, of every layer and of the mean over layers.
 
         ``numbers`` are the places of the instances in the data. A number of an instance is the mean over its
@@ -146,7 +127,8 @@ class ReadRows:
         """
         relevance = self._relevance()
         columns = self._columns(relevance, only)
-        parts = [Part(columns, self._nulls(self.weights, self.null_weights, relevance, numbers, stronger))]
+        nulls = self._nulls(self.weights, self.null_weights, relevance, numbers, stronger)
+        parts = [Rowwise(columns, nulls)]
         if not by_layer:
             return parts
         layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
@@ -163,10 +145,10 @@ class ReadRows:
             columns = {name: values[-1] for name, values in masses.items()}
             columns["entropy"] = self.mean(entropy(as_array(layer)).mean(1))
             columns["null_entropy"] = self.mean(np.log(visible_keys.sum(1)))
-            parts.append(Part(columns, self._nulls(weights, null, relevance, numbers, stronger)))
+            parts.append(Rowwise(columns, self._nulls(weights, null, relevance, numbers, stronger)))
         average = {name: np.mean(values, axis=0) for name, values in masses.items()}
         weights, null = np.mean(layers, axis=0), np.mean(uniform, axis=0)
-        return [*parts, Part(average, self._nulls(weights, null, relevance, numbers, stronger))]
+        return [*parts, Rowwise(average, self._nulls(weights, null, relevance, numbers, stronger))]
 
     def _columns(self, relevance: Numbers, only: Sequence[str] | None) -> dict[str, Numbers]:
         """The answer, and all scores of the aggregated rows with their nulls."""
@@ -201,7 +183,7 @@ class ReadRows:
 
     def _nulls(
         self, weights: Numbers, null: Numbers, relevance: Numbers, numbers: NDArray[np.intp], stronger: bool
-    ) -> list[dict[str, NullMass]]:
+    ) -> tuple[dict[str, NullMass], ...]:
         """The mass of each instance under the stronger nulls; empty for instances without relevant tokens."""
         masses: list[dict[str, NullMass]] = [{} for _ in numbers]
         for place, number in enumerate(numbers.tolist() if stronger else ()):
@@ -211,11 +193,11 @@ class ReadRows:
                     "sharp": sharp_mass(null[rows], relevance[rows], number),
                     "permuted": permuted_mass(weights[rows], relevance[rows], null[rows] > 0, number),
                 }
-        return masses
+        return tuple(masses)
 
     def _relevance(self) -> Numbers:
         """The relevance of each key of each row, ``(row, key)``; zero for keys that the model adds."""
-        relevance = self.each(self.batch.relevance)
+        relevance = self.per_row(self.batch.relevance)
         return np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
 
     def importance(
@@ -233,10 +215,9 @@ class ReadRows:
         if importance.aggregation is not None:
             return self.attention[importance.aggregation][:, : self.batch.tokens.shape[1]]
         if importance.values is not None:
-            values = self.laid_out([importance.values[number] for number in numbers])
-            return np.abs(values) if importance.absolute else values
+            return self.laid_out([importance.values[number] for number in numbers])
         if importance.method == "gradient":
-            return self.each(model.gradient_times_input(self.batch))
+            return self.per_row(model.gradient_times_input(self.batch))
         if self.reading.read.dim() == 2:
             raise InputError(f"{importance.name} is not defined for a model that reads several rows")
         if importance.method == "leave_one_out":
@@ -286,7 +267,7 @@ class ReadRows:
             target_real=np.ones((len(instance), 1), dtype=bool),
         )
 
-    def each(self, values: Numbers) -> Numbers:
+    def per_row(self, values: Numbers) -> Numbers:
         """Values of the instances, repeated for each of their rows."""
         return values[self.instance]
 

@@ -5,6 +5,7 @@ The null is the same aggregation of attention that is uniform over the keys a ro
 has two stronger nulls.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -163,6 +164,7 @@ def _where(wrong: Tensor) -> str:
 
 Method = Literal["rollout", "mean", "max", "last", "layer"]
 Among = Literal["all", "words"]
+KNOWN = "rollout, mean, max, last or layer:N, of one head with /head:M"
 Allowed = Tensor | Sequence[Tensor]
 
 
@@ -176,21 +178,18 @@ class Aggregation:
         layer: The number of that single layer, from 0.
         head: One head instead of the mean over heads.
         residual: The weight of the identity in rollout; .5 is the original (A+I)/2, 0 plain multiplication.
-        discard: The percentage of a row's visible weights, the lowest, that is set to zero before the row is
-            renormalised. Weights equal to the smallest one kept stay.
         among: Score the attention to ``"all"`` tokens, or renormalise the aggregated row over ``"words"``:
             without special tokens, on which encoders leave much of their attention, and in causal models
             without the first token, where attention sinks gather.
 
-    >>> Aggregation.parse("layer:2").layer
-    2
+    >>> Aggregation.parse("layer:2/head:1").head
+    1
     """
 
     method: Method = "rollout"
     layer: int | None = None
     head: int | None = None
     residual: float = 0.5
-    discard: int = 0
     among: Among = "all"
 
     def __post_init__(self) -> None:
@@ -204,19 +203,29 @@ class Aggregation:
             raise InputError("aggregation 'layer' needs the number of a layer, the others take none")
         if not 0 <= self.residual < 1:
             raise InputError(f"the residual weight {self.residual} is not in 0..1 (1 excluded)")
-        if type(self.discard) is not int or not 0 <= self.discard < 100:
-            raise InputError(f"discard is {self.discard!r}; give a whole percentage from 0 to 99")
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> "Aggregation":
-        """Parse what a user types: ``rollout``, ``mean``, ``max``, ``last`` or ``layer:N`` (from 0)."""
-        name, _, number = text.partition(":")
-        if name == "layer" and number.isdecimal():
-            return cls("layer", int(number), **options)
-        for method in get_args(Method):
-            if text == method != "layer":
-                return cls(method, **options)
-        raise InputError(f"unknown aggregation {text!r}; choose rollout, mean, max, last or layer:N")
+        """Parse what a user types: ``rollout``, ``mean``, ``max``, ``last`` or ``layer:N``, from 0.
+
+        ``/head:M`` behind it, also from 0, takes one head instead of the mean over heads.
+        """
+        parts = re.fullmatch(r"(rollout|mean|max|last|layer(?=:)):?((?<=:)\d+)?(?:/head:(\d+))?", text)
+        if parts is None or (parts[1] == "layer") != (parts[2] is not None):
+            raise InputError(f"unknown aggregation {text!r}; choose {KNOWN}")
+        layer, head = (None if number is None else int(number) for number in parts.groups()[1:])
+        return cls(parts[1], layer, head, **options)  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str:
+        """Its name in tables.
+
+        >>> Aggregation("layer", 3, head=1).name, Aggregation(among="words").name
+        ('layer:3/head:1', 'rollout/words')
+        """
+        name = self.method if self.layer is None else f"layer:{self.layer}"
+        name = name if self.head is None else f"{name}/head:{self.head}"
+        return f"{name}/words" if self.among == "words" else name
 
 
 def default_aggregation(causal: bool, **options: Any) -> Aggregation:
@@ -300,7 +309,7 @@ def _rollout(layers: list[Layer], read: Tensor, allowed: Allowed | None, how: Ag
         pairs, passed = _allowed_in(allowed, number), torch.zeros_like(rows)
         for block, weights in _row_blocks(layers[number]):
             visible = None if pairs is None else pairs[:, block]
-            matrix = _clean(_one_head(weights, how, number), visible, how, number, weights.dtype)
+            matrix = _checked(_one_head(weights, how, number), visible, number, weights.dtype)
             passed += torch.bmm(rows[:, :, block], matrix)
         rows = (1 - how.residual) * passed + how.residual * rows
     return rows
@@ -319,7 +328,7 @@ def _aggregated_heads(
 ) -> Tensor:
     rows = _one_head(read_rows(layer, read), how, number)
     visible = None if pairs is None else read_rows(pairs.unsqueeze(1), read).squeeze(1)
-    return _clean(rows, visible, how, number, layer.dtype)
+    return _checked(rows, visible, number, layer.dtype)
 
 
 def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
@@ -331,21 +340,11 @@ def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
     return layer[:, how.head]
 
 
-def _clean(
-    matrix: Tensor, allowed: Tensor | None, how: Aggregation, number: int, dtype: torch.dtype
-) -> Tensor:
+def _checked(matrix: Tensor, allowed: Tensor | None, number: int, dtype: torch.dtype) -> Tensor:
+    """The rows on the keys they may see, after :func:`check_rows`."""
     visible = torch.ones_like(matrix, dtype=torch.bool) if allowed is None else allowed
     check_rows(matrix, visible, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
-    matrix = torch.where(visible, matrix, 0)
-    return _discard_lowest(matrix, visible, how.discard) if how.discard else matrix
-
-
-def _discard_lowest(matrix: Tensor, allowed: Tensor, percent: int) -> Tensor:
-    drop = percent * allowed.sum(-1, keepdim=True) // 100
-    ascending = torch.where(allowed, matrix, torch.inf).sort(-1).values
-    kept = torch.where(allowed & (matrix >= ascending.gather(-1, drop)), matrix, 0)
-    # keepdim: without it rows would be divided by the sums of other rows.
-    return kept / kept.sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    return torch.where(visible, matrix, 0)
 
 
 def _allowed_in(allowed: Allowed | None, layer: int) -> Tensor | None:

@@ -11,6 +11,7 @@ The unit is the model's token; special tokens are left out.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
@@ -102,14 +103,12 @@ def unscorable_class(measurement: "Measurement") -> str | None:
 
 
 def _check_ids(measurement: "Measurement") -> None:
-    ids: set[str] = set()
-    for instance in measurement.instances:
-        if instance.id in ids:
-            raise InputError(
-                f"two instances have the id {instance.id!r}; ERASER tells instances apart by their id,"
-                " so give each its own: Instance(..., id='1')"
-            )
-        ids.add(instance.id)
+    (name, count), *_ = Counter(instance.id for instance in measurement.instances).most_common(1)
+    if count > 1:
+        raise InputError(
+            f"two instances have the id {name!r}; ERASER tells instances apart by their id, so give each its"
+            " own: Instance(..., id='1')"
+        )
 
 
 def _rationales(measurement: "Measurement", number: int, *, soft: bool) -> dict[str, Any]:

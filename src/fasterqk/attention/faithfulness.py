@@ -476,37 +476,11 @@ class Variants:
 def _chunks(lengths: NDArray[np.int64], tokens: int, single: bool) -> Iterator[tuple[int, int]]:
     """Slices of ascending ``lengths`` that hold at most ``tokens``, padded to their longest.
 
-    A text is padded only if that costs less than one more pass.
+    A slice ends where padding its texts to the length of the next one would cost more than another pass.
     """
-    stops = range(1, len(lengths) + 1) if single else _stops(lengths, tokens)
     start = 0
-    for stop in stops:
-        most = 1 if single else max(1, tokens // int(lengths[stop - 1]))
-        passes = -(-(stop - start) // most)
-        for part in range(passes):
-            begin, end = (start + (stop - start) * place // passes for place in (part, part + 1))
-            yield begin, end
-        start = stop
-
-
-def _stops(lengths: NDArray[np.int64], tokens: int) -> list[int]:
-    """Where to cut ascending ``lengths`` so that padding and passes together cost least."""
-    if not len(lengths):
-        return []
-    ends = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
-    # Dynamic programming: the least cost up to each end, and the previous end on the cheapest way there.
-    cost, before = [0.0], [0]
-    for place, stop in enumerate(ends[1:], 1):
-        longest = int(lengths[stop - 1])
-        ways = []
-        for earlier in range(place):
-            count = stop - ends[earlier]
-            passes = -(-count // max(1, tokens // longest))
-            ways.append(cost[earlier] + count * longest + passes * _PASS)
-        cost.append(min(ways))
-        before.append(ways.index(cost[-1]))
-    place, stops = len(ends) - 1, []
-    while place:
-        stops.append(ends[place])
-        place = before[place]
-    return stops[::-1]
+    for stop in range(1, len(lengths) + 1):
+        full = stop == len(lengths) or single or (stop + 1 - start) * lengths[stop] > tokens
+        if full or (stop - start) * (lengths[stop] - lengths[stop - 1]) > _PASS:
+            yield start, stop
+            start = stop

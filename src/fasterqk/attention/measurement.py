@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,16 @@ KINDS = ("sufficiency", "comprehensiveness")
 # The scores whose spread over instances is shown.
 _SPREAD = ("mrta", "aopc_comprehensiveness", "aopc_sufficiency", "auprc", "tau_leave_one_out", "entropy")
 _QUANTILES = {"5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95}
+# The tables, as the terminal and the page call them.
+_TITLES = {
+    "scores": "every score beside its null",
+    "importances": "every importance of the tokens (random: a random ranking)",
+    "removals": "by how tokens are removed (wins: the share of random rankings that it beats, text by text)",
+    "groups": "right and wrong answers, and classes",
+    "spread": "how the scores spread over the instances",
+    "heads": "attention on relevant tokens of every head, or its entropy where none is relevant",
+    "dtap": "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
+}
 # From this share on, the first token counts as having nearly all of a row.
 _COLLAPSED = 0.9
 # The scores of right and wrong answers and of classes.
@@ -48,12 +58,21 @@ class Rowwise:
     """Numbers from rows of attention: the aggregated ones, those of a single layer, or their mean.
 
     ``columns`` maps a name (``mass``, ``null_mass``, ``entropy``, ...) to its values ``(instance,)``.
-    ``nulls`` maps each stronger null to the mass of every instance with relevant tokens, in the order of the
-    data; it is empty if mass was not measured.
+    ``nulls`` has the mass of each instance by the name of the stronger null; it is empty for an instance
+    without relevant tokens.
     """
 
     columns: dict[str, Numbers]
-    nulls: dict[str, tuple[NullMass, ...]]
+    nulls: tuple[dict[str, NullMass], ...]
+
+    @classmethod
+    def join(cls, parts: Sequence["Rowwise"], place: NDArray[np.intp]) -> "Rowwise":
+        """Join the batches; entry ``place[i]`` of the joined batches is instance i."""
+        columns = {
+            name: np.concatenate([part.columns[name] for part in parts])[place] for name in parts[0].columns
+        }
+        nulls = [of_instance for part in parts for of_instance in part.nulls]
+        return cls(columns, tuple(nulls[i] for i in place))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,8 +84,10 @@ class Measurement(Rowwise):
     the random rankings, if any were drawn. ``layers`` has the numbers of each layer, and ``average`` those of
     their mean, if they were asked for. ``heads`` has mass and entropy of each head and, last, of uniform
     attention, ``(instance, 2, layer, head)``. ``others`` are the same with tokens removed in other ways.
+    ``titles`` are those of the tables.
     """
 
+    titles: ClassVar[Mapping[str, str]] = _TITLES
     instances: tuple[Instance, ...]
     rankings: dict[str, Ranking]
     random: tuple[Ranking, ...]
@@ -96,6 +117,28 @@ class Measurement(Rowwise):
     def relevant(self) -> NDArray[np.bool_]:
         """Which instances have relevant tokens, ``(instance,)``."""
         return np.array([instance.relevant for instance in self.instances])
+
+    @property
+    def counts(self) -> str:
+        """The number of instances, and what could not be measured on them."""
+        count, relevant = len(self.instances), int(self.relevant.sum())
+        cut, lost = (sum(getattr(x, name) for x in self.instances) for name in ("truncated", "relevance_cut"))
+        text = f"{count} instances, {count - relevant} of them without a relevant token."
+        if not relevant:
+            text = (
+                f"{count} instances. The data does not say which tokens are relevant, so attention on"
+                " relevant tokens and plausibility are left out."
+            )
+        if cut:
+            text += f" {cut} were cut to what the model reads"
+            text += f", {lost} of them with all that was relevant." if lost else "."
+        faint = sum(x.relevant and not x.rationale.any() for x in self.instances)
+        if faint:
+            text += (
+                f" In {faint} no token has a relevance of one half: plausibility leaves them out, and their"
+                " mass cannot reach the one half of AC."
+            )
+        return text
 
     @property
     def notes(self) -> list[str]:
@@ -155,14 +198,16 @@ class Measurement(Rowwise):
             probability = self.columns["probability"][self.relevant]
             mass, null_mass = (rows.columns[name][self.relevant] for name in ("mass", "null_mass"))
             scores = summarize(mass, probability, null_mass, edges=edges, **thresholds)
+            nulls = [of_instance for of_instance in rows.nulls if of_instance]
             return scores | {
-                null: null_scores(masses, probability, **thresholds) for null, masses in rows.nulls.items()
+                null: null_scores([masses[null] for masses in nulls], probability, **thresholds)
+                for null in (nulls[0] if nulls else ())
             }
 
         def layer_scores(layer: Rowwise) -> dict[str, Any]:
             scores = {name: value for name, value in mass_scores(layer).items() if "dtap" not in name}
             entropy, null = (float(layer.columns[name].mean()) for name in ("entropy", "null_entropy"))
-            stronger = {name: scores.pop(name) for name in layer.nulls}
+            stronger = {name: scores.pop(name) for name in STRONGER_NULLS if name in scores}
             return {**scores, "entropy": entropy, "null": {**scores["null"], "entropy": null}, **stronger}
 
         aggregated = mass_scores(self)
@@ -294,6 +339,23 @@ class Measurement(Rowwise):
 
     # --- Tables ---
 
+    def tables(self, intervals: Sequence[Mapping[str, Any] | None] = ()) -> dict[str, list[dict[str, Any]]]:
+        """The tidy tables by name, in the order of ``titles``, without those that would be empty.
+
+        ``intervals`` are those of this measurement and of each of ``others``, from :func:`score_intervals`.
+        """
+        bounds = [*intervals, *[None] * (1 + len(self.others) - len(intervals))]
+        tables = {
+            "scores": self.scores_table(bounds[0]),
+            "importances": self.rankings_table() if len(self.rankings) > 1 else [],
+            "removals": self.removals_table(bounds),
+            "groups": self.groups_table(),
+            "spread": self.spread_table(),
+            "heads": self.heads_table(),
+            "dtap": self.dtap_table(),
+        }
+        return {name: rows for name, rows in tables.items() if rows}
+
     def scores_table(
         self, intervals: Mapping[str, Any] | None = None, names: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
@@ -375,19 +437,32 @@ class Measurement(Rowwise):
         return rows
 
     def dtap_table(self) -> list[dict[str, Any]]:
-        """The DTAP table with the highest probability on top; empty if no token is relevant."""
+        """The DTAP table with the highest probability on top; empty if no token is relevant.
+
+        ``n`` counts the instances of each row.
+        """
         summary = self.at_defaults
-        return dtap_lines(summary.dtap, summary.dtap_edges) if summary.dtap and summary.dtap_edges else []
+        if not summary.dtap or not summary.dtap_edges:
+            return []
+        counts = [round(sum(row) * int(self.relevant.sum()) / 100) for row in reversed(summary.dtap)]
+        rows = zip(dtap_lines(summary.dtap, summary.dtap_edges), counts, strict=True)
+        return [row | {"n": count} for row, count in rows]
 
     def rankings_table(self) -> list[dict[str, Any]]:
-        """A tidy table: one row per score, one column per ranking and one for random rankings."""
+        """A tidy table: one row per score, one column per ranking and one for random rankings.
+
+        ``n`` counts the instances that define the score in some ranking.
+        """
         summary = self.at_defaults
         names = dict.fromkeys(name for scores in summary.rankings.values() for name in scores)
+        values_of = [self.instance_ranking_scores(ranking) for ranking in self.rankings]
         rows = []
         for name in names:
             values = {ranking: scores.get(name) for ranking, scores in summary.rankings.items()}
             if any(value is not None for value in values.values()):
-                row = {**ScoreName.parse(name).row, **values}
+                column = _SPANS[0] if name == "iou_f1" else name
+                count = max(int((~np.isnan(x[column])).sum()) for x in values_of if column in x)
+                row = {**ScoreName.parse(name).row, "n": count, **values}
                 rows.append(row | ({"random": summary.null.get(name)} if self.random else {}))
         return rows
 

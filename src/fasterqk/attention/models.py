@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from fasterqk.attention._selfcheck import mixing_note
 from fasterqk.attention.aggregation import HALF, Layer, Pattern
 from fasterqk.attention.instances import Batch
 from fasterqk.errors import InputError
@@ -41,7 +40,7 @@ class Reading:
     that writes its answer token by token reads one row per token of ``batch.target``: ``(batch, row)``, of
     which ``batch.target_real`` marks the real ones. ``masks`` ``(batch, query, key)``, one per layer, are
     true where a row may see a key; None where the model does not show it. If the model adds keys after those
-    of the batch, ``keys`` ``(batch, key)`` marks the real ones.
+    of the batch, ``keys`` ``(batch, key)`` marks the real ones. ``names`` are the modules of the layers.
     """
 
     layers: Sequence[Layer]
@@ -51,6 +50,7 @@ class Reading:
     # Sum mass in single precision, as training does.
     single: bool = False
     masks: Sequence[Tensor | None] = ()
+    names: Sequence[str] = ()
 
 
 class Measurable(Protocol):
@@ -164,21 +164,17 @@ class TorchClassifier:
         check_layers(layers, batch, self.model)
         outcomes = self._outcomes(batch, layers.outputs)
         answer = class_answer(outcomes, batch, self.multi_label)
-        return Reading(layers, read, answer, masks=layers.masks)
+        return Reading(layers, read, answer, masks=layers.masks, names=layers.names)
 
     def check(self, batch: Batch) -> list[str]:
-        """Find or check the read position on ``batch``; returns notes on what attention does not show."""
+        """Find or check the read position: the row of the last attention that reaches the logits.
+
+        Returns a note if that is not possible.
+        """
         if hasattr(self.model, "_orig_mod"):
             return []  # hooks do not run in compiled code
         read = on_device_of(self.model, self.read_position(batch))
-        names = self_attention(capture(self.model, self.inputs(batch), rows=read)).names
-        return [
-            *self._check_read(batch, names[-1]),
-            *mixing_note(self.model, names, lambda: self._logits(batch)),
-        ]
-
-    def _check_read(self, batch: Batch, last_attention: str) -> list[str]:
-        """Compare the read position with the rows of the last attention that reach the logits."""
+        last_attention = self_attention(capture(self.model, self.inputs(batch), rows=read)).names[-1]
         module, name = self.model.get_submodule(last_attention), type(self.model).__name__
         fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -200,8 +196,8 @@ class TorchClassifier:
         position = position_of(used, batch)
         if position is None:
             raise InputError(pooled_error(name))
-        given = self.read_position(batch)
-        if self.read_is_given and not used[np.arange(len(batch)), given].all():
+        expected = self.read_position(batch)
+        if self.read_is_given and not used[np.arange(len(batch)), expected].all():
             raise InputError(f"{name} predicts from its {position} token, not from read={self.reads!r}")
         if not self.read_is_given:
             self.reads = position

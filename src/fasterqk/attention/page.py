@@ -36,6 +36,7 @@ _NULLS = {
     "sharp null": "the same score if all attention is on one random token",
     "permuted null": "the same score if the model's own weights are dealt out anew to the tokens",
     "wins": "the share of random rankings that the ranking beats, text by text; ties count half",
+    "95% from, to": "bootstrap interval over the instances; each holds for its own score",
     "n": "the instances that define the score",
 }
 _INTRODUCTION = (
@@ -47,29 +48,16 @@ _INTRODUCTION = (
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One model measured on one data set, the paths of both, and the intervals of the scores.
-
-    There is one set of ``intervals`` for the measurement and for each of its ``others``.
-    """
+    """One model measured on one data set, the paths of both, and the intervals of the scores."""
 
     measurement: "Measurement"
     model: str
     data: str
-    intervals: Sequence[Mapping[str, Bounds] | None] = (None,)
+    intervals: Sequence[Mapping[str, Bounds] | None] = ()
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The tidy tables of scores by name, without those that would be empty."""
-        measurement = self.measurement
-        tables = {
-            "scores": measurement.scores_table(self.intervals[0]),
-            "importances": measurement.rankings_table() if len(measurement.rankings) > 1 else [],
-            "removals": measurement.removals_table(self.intervals),
-            "groups": measurement.groups_table(),
-            "spread": measurement.spread_table(),
-            "heads": measurement.heads_table(),
-            "dtap": measurement.dtap_table(),
-        }
-        return {name: rows for name, rows in tables.items() if rows}
+        """All tables of the measurement, with these intervals."""
+        return self.measurement.tables(self.intervals)
 
 
 def save_measured(
@@ -117,58 +105,25 @@ def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] 
 
 def measurement_html(measurement: "Measurement", intervals: Mapping[str, Bounds] | None = None) -> str:
     """The whole measurement: scores, their spread, and the instances with most and least agreement."""
-    others = [None] * len(measurement.others)
-    return _sections(Measured(measurement, "", "", [intervals, *others]), "h4")
-
-
-_TITLES = {
-    "scores": "Every score beside its null",
-    "importances": "Every importance of the tokens",
-    "removals": "Faithfulness by how tokens are removed, and wins against random rankings",
-    "groups": "Right and wrong answers, and classes",
-    "spread": "How the scores spread over the instances",
-    "heads": "Attention on relevant tokens of every head, or its entropy where none is relevant",
-    "dtap": "Percent of instances: attention on relevant tokens to the right, probability upwards",
-}
+    return _sections(Measured(measurement, "", "", [intervals]), "h4")
 
 
 def _sections(measured: Measured, level: str, origin: str = "") -> str:
     """What there is to show, each part under a heading of this ``level``; all functions escape their data."""
     measurement, tables = measured.measurement, measured.tables()
-    known = [name for name in _TITLES if name in tables]
-    sections = {_TITLES[name]: _table(tables[name], name in ("heads", "dtap")) for name in known}
-    sections[_TITLES["scores"]] += _definitions(tables["scores"])
+    sections = {
+        measurement.titles[name]: _table(rows, name in ("heads", "dtap")) for name, rows in tables.items()
+    }
+    sections[measurement.titles["scores"]] += _definitions(tables["scores"])
     for title, numbers in extremes(measurement).items():
-        heading = title.capitalize() if title == "the first instances" else f"Instances with {title}"
+        heading = title if title == "the first instances" else f"Instances with {title}"
         shown = [legend_html(measurement), *(instance_html(measurement, number) for number in numbers)]
         sections[heading] = "\n".join(shown)
-    parts = [f'<p class="from">{escape(counts_text(measurement))}{origin}</p>']
+    parts = [f'<p class="from">{escape(measurement.counts)}{origin}</p>']
     parts += [f'<p class="note"><b>Note</b>: {escape(note)}.</p>' for note in measurement.notes]
-    parts += [f"<{level}>{escape(title)}</{level}>\n{content}" for title, content in sections.items()]
+    for title, content in sections.items():
+        parts.append(f"<{level}>{escape(title[0].upper() + title[1:])}</{level}>\n{content}")
     return "\n".join(parts)
-
-
-def counts_text(measurement: "Measurement") -> str:
-    """The number of instances, and what could not be measured on them."""
-    count = len(measurement.instances)
-    relevant = sum(instance.relevant for instance in measurement.instances)
-    measured = measurement.at_defaults.measured
-    cut, lost = measured["n_truncated"], measured["n_relevance_cut"]
-    truncated = f" {cut} were cut to what the model reads" if cut else ""
-    truncated += f", {lost} of them with all that was relevant" if lost else ""
-    truncated += "." if cut else ""
-    faint = sum(x.relevant and not x.rationale.any() for x in measurement.instances)
-    if faint:
-        truncated += (
-            f" In {faint} no token has a relevance of one half: plausibility leaves them out, and their mass"
-            " cannot reach the one half of AC."
-        )
-    if not relevant:
-        return (
-            f"{count} instances. The data does not say which tokens are relevant, so attention on relevant"
-            f" tokens and plausibility are left out.{truncated}"
-        )
-    return f"{count} instances, {count - relevant} of them without a relevant token.{truncated}"
 
 
 # --- Tables ---

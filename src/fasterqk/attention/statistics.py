@@ -281,7 +281,8 @@ _SPANS = ("span_precision", "span_recall")
 class Bounds:
     """A score and the two ends of its 95% bootstrap interval.
 
-    ``apart`` says of a difference that it is not zero, at 95% for all compared scores together.
+    ``apart`` says of a difference that it is not zero, at 95% for all scores of the tables together; it is
+    False for scores that are in no table.
     """
 
     value: float
@@ -332,11 +333,12 @@ def paired_scores(
         resamples: How many resamples to draw.
 
     Returns:
-        The :class:`Bounds` of each difference, by flat name.
+        The :class:`Bounds` of each difference, by flat name. Each interval holds for its own score; ``apart``
+        holds for all scores of the tables together. Classes with other names are compared by their numbers.
 
     Raises:
-        InputError: The instances or their classes differ, or ``resamples`` is not a whole number of at least
-            1.
+        InputError: The instances differ, the models number the same classes differently, or ``resamples`` is
+            not a whole number of at least 1.
     """
     if [x.id for x in first.instances] != [x.id for x in second.instances]:
         raise InputError(
@@ -360,10 +362,11 @@ def paired_scores(
     bounds = _bounds(difference, drawn)
     # The largest deviation of any score, in units of its spread: what 95% of the resamples stay below holds
     # for all scores at once, however they depend on each other.
-    spread = {name: float(np.nanstd(drawn[name])) for name in bounds}
-    varying = [np.abs(drawn[name] - drawn[name].mean()) / spread[name] for name in bounds if spread[name] > 0]
+    spread = {name: float(np.nanstd(drawn[name])) for name in bounds if ScoreName.parse(name).score.tables}
+    varying = [np.abs(drawn[name] - drawn[name].mean()) / x for name, x in spread.items() if x > 0]
     limit = float(np.nanquantile(np.nanmax(varying, axis=0), 0.95)) if varying else 0.0
-    return {name: replace(x, apart=abs(x.value) > limit * spread[name]) for name, x in bounds.items()}
+    apart = {name: abs(bounds[name].value) > limit * x for name, x in spread.items()}
+    return {name: replace(x, apart=apart.get(name, False)) for name, x in bounds.items()}
 
 
 def _resampled(

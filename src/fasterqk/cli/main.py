@@ -1,7 +1,7 @@
 """The command line of the library: measure, label and predict for your own models."""
 
 from fasterqk import __version__
-from fasterqk.cli.program import Program
+from fasterqk.cli.common import Program
 
 COMMANDS = {
     "demo": "small classifiers with data, to try the other commands on",

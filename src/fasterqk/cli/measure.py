@@ -19,13 +19,6 @@ from fasterqk.console import print_json, print_table, progress_bar
 from fasterqk.errors import InputError
 
 _HALF = ("bfloat16", "float16")
-_TABLES = {
-    "importances": "every importance of the tokens (random: a random ranking)",
-    "removals": "by how tokens are removed (wins: the share of random rankings that it beats, text by text)",
-    "groups": "right and wrong answers, and classes",
-    "heads": "attention on relevant tokens of every head, or its entropy where none is relevant",
-    "dtap": "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
-}
 _DATA = """\
 data: one JSON object per line, with
   "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
@@ -73,11 +66,12 @@ def configure(parser: Parser) -> None:
         " (1,5,10,20,50), ferret (10 to 100 in tens, rounded down)"
         " (default: 5,10,20,50; with --eraser-out ERASER's)",
     )
-    parser.add_argument(
+    parser.add_option(
         "--aggregate",
-        metavar="HOW",
-        help="over layers: rollout, mean, max, last or layer:N from 0 (default: rollout, or mean for a causal"
-        " model, on whose first token rollout ends)",
+        str,
+        "HOW",
+        "over layers: rollout, mean, max, last or layer:N, of one head with /head:M, from 0 (default:"
+        " rollout, or mean for a causal model, on whose first token rollout ends)",
     )
     parser.add_argument(
         "--among",
@@ -86,27 +80,7 @@ def configure(parser: Parser) -> None:
         help="score attention to all tokens (default), or among words alone: without special tokens and, in a"
         " causal model, without the first token, where attention sinks gather",
     )
-    parser.add_argument(
-        "--residual",
-        type=float,
-        default=0.5,
-        metavar="W",
-        help="weight of the identity in rollout (default: 0.5)",
-    )
-    parser.add_argument("--head", type=int, metavar="N", help="one head, from 0, instead of the mean of all")
-    parser.add_argument(
-        "--discard",
-        type=int,
-        default=0,
-        metavar="PERCENT",
-        help="of the lowest weights of each row, before aggregating (default: 0)",
-    )
-    parser.add_argument(
-        "--rank-by",
-        choices=("attention", "gradient"),
-        default="attention",
-        help="what ranks tokens for faithfulness and plausibility: attention or gradient x input",
-    )
+    parser.add_option("--residual", float, "W", "weight of the identity in rollout", default=0.5)
     parser.add_argument(
         "--scores",
         action="append",
@@ -116,9 +90,6 @@ def configure(parser: Parser) -> None:
         " see below",
     )
     parser.add_argument(
-        "--absolute", action="store_true", help="rank the importances of your files by size, without signs"
-    )
-    parser.add_argument(
         "--remove",
         type=list_of(str),
         default=["delete"],
@@ -126,15 +97,10 @@ def configure(parser: Parser) -> None:
         help="how tokens are removed: delete, mask (replaced by the mask token), attention (hidden from it);"
         " of several the first gives the scores, all stand side by side (default: delete)",
     )
-    parser.add_argument("--device", metavar="NAME", help="as torch calls it: cpu, cuda, cuda:1, mps")
-    parser.add_argument(
-        "--precision",
-        choices=("float64", "float32", *_HALF),
-        help="of the weights (default: as saved)",
-    )
-    parser.add_argument(
-        "--batch-size", type=positive_int, default=32, metavar="N", help="instances at a time (default: 32)"
-    )
+    parser.add_option("--device", str, "NAME", "as torch calls it: cpu, cuda, cuda:1, mps")
+    kinds = ("float64", "float32", *_HALF)
+    parser.add_argument("--precision", choices=kinds, help="of the weights (default: as saved)")
+    parser.add_option("--batch-size", positive_int, "N", "instances at a time", default=32)
     parser.add_argument(
         "--null",
         type=_draws,
@@ -143,18 +109,11 @@ def configure(parser: Parser) -> None:
         help="how many random rankings per instance faithfulness and plausibility are compared with: none,"
         " one (random), or N, which also gives the standard error of the null (default: random)",
     )
-    parser.add_argument(
-        "--resamples",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="of the instances, for 95%% bootstrap intervals (default: 1000; 0: no intervals)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of random rankings and resamples (default: 0)")
-    parser.add_argument(
-        "--eraser-out", metavar="FILE", help="write predictions in ERASER's format, rationales beside them"
-    )
-    parser.add_argument("--out", metavar="DIR", help="write a page and its tables into this folder")
+    intervals = "of the instances, for 95%% bootstrap intervals; 0 for none"
+    parser.add_option("--resamples", int, "N", intervals, default=1000)
+    parser.add_option("--seed", int, "N", "of random rankings and resamples", default=0)
+    parser.add_option("--eraser-out", str, "FILE", "write predictions and rationales in ERASER's format")
+    parser.add_option("--out", str, "DIR", "write a page and its tables into this folder")
     add_json(parser)
 
 
@@ -190,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.attention.measurement import nested
     from fasterqk.attention.page import Measured, save_measured
 
-    options = {name: getattr(arguments, name) for name in ("residual", "head", "discard", "among")}
+    options = {name: getattr(arguments, name) for name in ("residual", "among")}
     Aggregation(**options)  # raises before anything is read
     aggregation: Any = partial(default_aggregation, **options)
     if arguments.aggregate is not None:
@@ -285,7 +244,7 @@ def _names(models: list[str]) -> list[str]:
 
 
 def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggregation: Any) -> Any:
-    from fasterqk.attention import Nulls, Passes, Rankings, Removal, load_model, measure
+    from fasterqk.attention import Nulls, Passes, Removal, load_model, measure
 
     loaded = load_model(model, device=arguments.device, precision=arguments.precision)
     mask_token = loaded.tokenizer.mask_token_id
@@ -296,7 +255,7 @@ def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggrega
             loaded,
             data,
             aggregation=aggregation,
-            scores=Rankings(arguments.scores, arguments.rank_by, arguments.absolute),
+            scores=arguments.scores,
             removal=[
                 Removal(how, mask_token if how == "mask" else None, *arguments.rationale_k)
                 for how in arguments.remove
@@ -374,14 +333,14 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(measured: Any, summary: dict[str, Any], of: str) -> None:
-    from fasterqk.attention.page import counts_text
-
     measurement, tables = measured.measurement, measured.tables()
-    note = "null: uniform attention, or a random ranking"
+    note = (
+        "low, high: 95% bootstrap interval of each score alone; null: uniform attention, or a random ranking"
+    )
     if "sharp" in summary:
         note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
-    print_table(tables["scores"], f"{of}{counts_text(measurement)}\n({note})")
+    print_table(tables.pop("scores"), f"{of}{measurement.counts}\n({note})")
     print(*(f"\nnote: {text}" for text in measurement.notes), sep="")
-    for name, title in _TABLES.items():
-        if name in tables:
-            print_table(tables[name], f"\n{title}")
+    for name, rows in tables.items():
+        if name != "spread":
+            print_table(rows, f"\n{measurement.titles[name]}")
