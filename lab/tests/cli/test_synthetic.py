@@ -78,8 +78,9 @@ def test_reproduce_fig2(capsys, tmp_path):
     assert "effects:" in text
 
 
+@pytest.mark.usefixtures("in_process")
 def test_reproduce_fig3(capsys, tmp_path):
-    words = ["reproduce", "fig3", "--epochs", "1", "--workers", "1", "--out", str(tmp_path)]
+    words = ["reproduce", "fig3", "--epochs", "1", "--out", str(tmp_path)]
     text = output(capsys, *words)
     assert "factorized" in text
     result = json.loads(output(capsys, *words, "--json"))

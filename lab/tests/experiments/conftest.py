@@ -1,8 +1,8 @@
-"""Made-up cells, from which experiments are rebuilt without training, and cells computed in this process."""
+"""Made-up cells, from which experiments are rebuilt without training."""
 
 import pytest
 
-from fasterqk_lab.experiments import _registry, reproduce
+from fasterqk_lab.experiments import reproduce
 from fasterqk_lab.experiments._registry import settings_of, write_cells
 from fasterqk_lab.training import TrainResult
 
@@ -38,14 +38,3 @@ def rebuilt(tmp_path):
         return reproduce(name, tmp_path / "out", cells=[str(file)], **options)
 
     return rebuild
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Cells are computed in this process: a worker takes seconds to start."""
-    sweep = _registry.sweep
-
-    def here(cells, function, out, **options):
-        return sweep(cells, function, out, **options | {"workers": 0})
-
-    monkeypatch.setattr(_registry, "sweep", here)
