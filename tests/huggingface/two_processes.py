@@ -1,6 +1,6 @@
-"""What each of two processes does; started by torchrun, the first writes the trained weights to a file.
+"""What each of two processes does; the first writes the trained weights to a file.
 
-usage: torchrun --nproc-per-node 2 two_processes.py FILE
+usage: python tests/processes.py 2 two_processes.py FILE
 """
 
 import os
@@ -302,7 +302,3 @@ def leave():
     """
     dist.barrier()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

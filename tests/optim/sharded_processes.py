@@ -1,6 +1,6 @@
 """What two, then three of three processes do with fused weights under FSDP2; the first writes the results.
 
-usage: torchrun --nproc-per-node 3 sharded_processes.py FOLDER
+usage: python tests/processes.py 3 sharded_processes.py FOLDER
 """
 
 import os
@@ -295,7 +295,3 @@ def main():
         torch.save(everything, folder / "results.pt")
     dist.barrier()
     os._exit(0)  # without tearing down what torch built
-
-
-if __name__ == "__main__":
-    main()

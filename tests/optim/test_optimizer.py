@@ -40,7 +40,7 @@ def test_split_equals_separate(kind, kernel, layout, net, label, train):
             model, optimizer_class, lr=2e-3, qk_ratio=5, circuits=label(model), **options
         )
         assert type(optimizer) is optimizer_class
-        train(model, optimizer, 50)
+        train(model, optimizer, 15)
     assert not torch.equal(fused.qkv(), net(layout, layers=1).qkv())
     assert (fused.qkv() - apart.qkv()).abs().max() == 0
     assert torch.equal(fused.head.weight, apart.head.weight)
