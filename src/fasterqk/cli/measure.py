@@ -147,7 +147,6 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.attention import Aggregation, paired_scores, read_examples, score_intervals
     from fasterqk.attention.aggregation import default_aggregation
     from fasterqk.attention.measurement import nested
-    from fasterqk.attention.page import Measured, save_measured
 
     options = {name: getattr(arguments, name) for name in ("residual", "among")}
     Aggregation(**options)  # raises before anything is read
@@ -166,21 +165,20 @@ def run(arguments: argparse.Namespace) -> int:
         theirs = " and ".join(", ".join(x.classes) or "none" for x in (*before, last))
         last.settings["notes"].append(f"the classes of the two models, compared by number, are {theirs}")
     documents: dict[str, Any] = {}
-    models: dict[str, Measured] = {}
+    tables: dict[str, Any] = {}
+    bounds: dict[str, list[Any]] = {}
     for model, (name, measurement) in zip(arguments.model, measurements.items(), strict=True):
         documents[name] = document = measurement.summary().to_json()
         document["measured"] |= {"model": model, "data": arguments.data, "seed": arguments.seed}
-        intervals: list[Any] = [None] * (1 + len(measurement.others))
+        bounds[name] = []
         if arguments.resamples:
-            intervals = [
+            bounds[name] = [
                 score_intervals(x, np.random.default_rng(arguments.seed), resamples=arguments.resamples)
                 for x in (measurement, *measurement.others)
             ]
-            ends = {score: [bounds.low, bounds.high] for score, bounds in intervals[0].items()}
-            document["interval"] = nested(ends)
-        models[name] = Measured(measurement, model, arguments.data, intervals)
-        tables = models[name].tables()
-        document |= {part: tables[part] for part in ("removals", "groups") if part in tables}
+            document["interval"] = nested({score: [x.low, x.high] for score, x in bounds[name][0].items()})
+        tables[name] = measurement.tables(bounds[name])
+        document |= {part: tables[name][part] for part in ("removals", "groups") if part in tables[name]}
         if arguments.eraser_out:
             document["measured"]["eraser"] = _write_eraser(measurement, arguments.eraser_out)
     difference, rows = None, []
@@ -191,14 +189,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         rows = _difference_rows(measurements, difference)
     if arguments.out:
-        page = save_measured(Path(arguments.out), models, rows)
+        page = _save(arguments, measurements, bounds, rows)
     if arguments.json:
         differences = {name: vars(bounds) for name, bounds in (difference or {}).items()}
         both = {"models": documents, "difference": nested(differences)}
         print_json(both if difference else documents[names[0]])
         return 0
-    for name, measured in models.items():
-        _print(measured, documents[name], f"{name}: " if difference else "")
+    for name, measurement in measurements.items():
+        _print(measurement, tables[name], f"{name}: " if difference else "")
     if difference:
         title = f"{names[1]} minus {names[0]}, paired by instance, with 95% bootstrap intervals"
         print_table(rows, f"\n{title} (verdict: at 95% for all scores together)")
@@ -332,12 +330,27 @@ def _check(arguments: argparse.Namespace) -> None:
         check_out(arguments.out, arguments.data, *arguments.model, *(arguments.scores or ()))
 
 
-def _print(measured: Any, summary: dict[str, Any], of: str) -> None:
-    measurement, tables = measured.measurement, measured.tables()
+def _save(
+    arguments: argparse.Namespace,
+    measurements: dict[str, Any],
+    bounds: dict[str, list[Any]],
+    rows: list[dict[str, Any]],
+) -> Path:
+    from fasterqk.attention.page import Measured, save_measured
+
+    pairs = zip(arguments.model, measurements.items(), strict=True)
+    models = {
+        name: Measured(measurement, model, arguments.data, bounds[name])
+        for model, (name, measurement) in pairs
+    }
+    return save_measured(Path(arguments.out), models, rows)
+
+
+def _print(measurement: Any, tables: dict[str, Any], of: str) -> None:
     note = (
         "low, high: 95% bootstrap interval of each score alone; null: uniform attention, or a random ranking"
     )
-    if "sharp" in summary:
+    if any("sharp" in row for row in tables["scores"]):
         note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
     print_table(tables.pop("scores"), f"{of}{measurement.counts}\n({note})")
     print(*(f"\nnote: {text}" for text in measurement.notes), sep="")
