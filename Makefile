@@ -47,12 +47,12 @@ LINTED := --ignore tests/test_layers.py
 
 test: lint
 	@sh tools/ensure_chromium.sh
-	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(LINTED)
+	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(LINTED)
 
 # Without the tests marked slow.
 test-fast: lint
 	@sh tools/ensure_chromium.sh
-	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(LINTED) -m "not slow"
+	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(LINTED) -m "not slow"
 
 # Real sweeps killed a hundred times at random moments, and other faults: some minutes.
 crash: $(STAMP)

@@ -60,8 +60,8 @@ def small_answers(monkeypatch):
     """The arms of table-squad and table-kvqa with models of a second on generated questions."""
 
     def config(task, **fields):
-        own = {key: fields[key] for key in ("evaluate_at_fall",) if key in fields}
-        return TrainConfig("kvqa", batch_size=32, answer_tokens=5, **TWO_LAYERS, **FEW, **own)
+        kept = {key: fields[key] for key in ("evaluate_at_fall",) if key in fields}
+        return TrainConfig("kvqa", batch_size=32, answer_tokens=5, **TWO_LAYERS, **FEW, **kept)
 
     monkeypatch.setattr(table_squad, "TrainConfig", config)
     monkeypatch.setattr(table_generated, "TrainConfig", config)
@@ -114,8 +114,7 @@ def test_a_file_as_results_folder_is_refused_before_the_work(tmp_path, capsys, m
     )
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "in_process")
 def test_table_agreement_prints_both_arms(capsys, tmp_path):
     words = ["reproduce", "table-agreement", "--seeds", "1", "--epochs", "1"]
     words += ["--out", str(tmp_path / "out")]
@@ -177,8 +176,8 @@ def assert_equal(before, after):
             assert_equal(before[key], after[key])
     elif isinstance(before, list):
         assert len(before) == len(after)
-        for one, other in zip(before, after, strict=True):
-            assert_equal(one, other)
+        for left, right in zip(before, after, strict=True):
+            assert_equal(left, right)
     elif isinstance(before, float):
         assert after == pytest.approx(before, rel=2e-5, abs=2e-5)
     else:
@@ -201,7 +200,7 @@ def test_missing_data_is_one_line_before_any_work(capsys, tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys, tmp_path, comparison):
     parts = dict.fromkeys(("One", "Two"), comparison)
     monkeypatch.setattr(table_main, "comparisons", lambda *_: parts)
@@ -218,7 +217,7 @@ def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys
     assert "table-main-paper.png" in text
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_squad_joins_when_asked_in_a_size_that_has_the_protocol(monkeypatch, capsys, tmp_path, comparison):
     monkeypatch.setattr(table_main, "choose_arms", lambda *_: (comparison, None))
     monkeypatch.setattr(table_main, "table_hatexplain", lambda *_: comparison)
@@ -269,8 +268,7 @@ def test_a_summary_of_any_form_is_shown(capsys):
     assert "figure: a.png" in text and "a.json" not in text
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_answers")
+@pytest.mark.usefixtures("small_answers", "in_process")
 def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     words = ["table-squad", "--size", "tiny", "--workers", "1", "--out", str(tmp_path), "--json"]
     code, out, err = run(capsys, *words, "--arms", "faster_qk")
@@ -297,8 +295,7 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     assert (tmp_path / "figures" / "table-squad-tiny-paper-by-layer.png").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_answers")
+@pytest.mark.usefixtures("small_answers", "in_process")
 def test_table_kvqa_says_when_the_task_was_learnt(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(table_generated, "steps_until_learnt", lambda history: float(history[-1]["step"]))
     code, out, _ = run(capsys, "table-kvqa", "--workers", "1", "--out", str(tmp_path), "--json")
@@ -342,9 +339,12 @@ SMALL_PARTS = (
 def test_all_runs_its_parts_and_ends_in_a_page(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(everything, "QUICK", SMALL_PARTS)
     swept = []
-    monkeypatch.setattr(
-        everything, "sweep", lambda *given, **about: swept.append(given) or sweep(*given, **about)
-    )
+
+    def in_process(configs, functions, out, **options):
+        swept.append(functions)
+        return sweep(configs, functions, out, **options | {"workers": 0})
+
+    monkeypatch.setattr(everything, "sweep", in_process)
     assert main(["reproduce", "all", "--out", str(tmp_path), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert sorted(part["experiment"] for part in result["parts"]) == ["fig2", "fig3", "fig4"]
@@ -376,7 +376,7 @@ def test_full_has_every_experiment_that_trains():
     assert named >= {name for name in EXPERIMENTS if find_experiment(name).trains}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_the_plan_counts_what_is_done_and_leaves_no_trace(tmp_path, capsys, monkeypatch):
     parts = (*SMALL_PARTS, Part("fig3", {"epochs": 1}), Part("table-hatexplain", {"seeds": 1}, seconds=72))
     monkeypatch.setattr(everything, "full_parts", lambda: parts)
@@ -406,25 +406,29 @@ def test_a_part_that_is_not_there_is_one_line(capsys, tmp_path):
 KILLED = """
 import sys
 from fasterqk_lab.cli.main import main
-from functools import partial
 from fasterqk_lab.experiments import all as everything, table_generated
+from fasterqk_lab.figures._documents import STYLE
 from fasterqk_lab.training import TrainConfig
-little = {"train_limit": 400, "width": 8, "heads": 2, "head_width": 4, "mlp_width": 8}
-table_generated.TrainConfig = partial(TrainConfig, **little)
+nothing, out, little = sys.argv[1:]
+STYLE |= {"savefig.dpi": 40, "figure.constrained_layout.use": False}
+table_generated.TrainConfig = lambda task, **fields: TrainConfig(
+    "jsonl", file=little, rationale_k=(50,), width=8, head_width=4, **fields
+)
+everything.WORKERS = 1
 everything.full_parts = lambda: (
-    everything.Part("fig3", {"epochs": 2, "protocol": "both"}),
+    everything.Part("fig3", {"epochs": 1, "protocol": "both"}),
     everything.Part("table-agreement", {"epochs": 1, "seeds": 1}),
     everything.Part("table-hatexplain", {"epochs": 1, "seeds": 1}),
 )
-sys.exit(main(["reproduce", "all", "--full", "--data-dir", sys.argv[1], "--out", sys.argv[2], "--json"]))
+sys.exit(main(["reproduce", "all", "--full", "--data-dir", nothing, "--out", out, "--json"]))
 """
 
 
 @pytest.mark.slow
-def test_full_is_killed_and_continued_without_doing_anything_twice(tmp_path):
+def test_full_is_killed_and_continued_without_doing_anything_twice(tmp_path, little):
     out, nothing = tmp_path / "out", tmp_path / "nothing"
     nothing.mkdir()
-    command = [sys.executable, "-c", KILLED, str(nothing), str(out)]
+    command = [sys.executable, "-c", KILLED, str(nothing), str(out), little]
     saved = lambda: {path.parent.name for path in out.glob("runs/*/result.json")}  # noqa: E731
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while not saved() and process.poll() is None:
