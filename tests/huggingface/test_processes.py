@@ -78,10 +78,10 @@ def test_blocks_are_compared_by_name(results):
     assert first["monitor"] == second["monitor"] and list(first["monitor"]) == ["0", "1"]
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_accelerate_equals_one_process(both, results, together):
+@pytest.mark.parametrize("way", ["first", "together", "sharded"])
+def test_accelerate_equals_one_process(both, results, way):
     """Also where the optimizer was made before Accelerate gave its weights other memory."""
-    results_of = dict(results[f"accelerate, {together}"])
+    results_of = dict(results[f"accelerate, {way}"])
     assert results_of.pop("processes") == 2
     assert_equal(results_of, both.weights(both.trained(both.gpt2())))
 

@@ -75,15 +75,20 @@ def trained(model, wrap=None, rank=0, processes=1):
     return model
 
 
-def accelerated(together):
-    """The same under Accelerate, which joins the processes itself; ``together`` with the optimizer."""
+def accelerated(way):
+    """The same under Accelerate, which joins the processes itself.
+
+    It prepares the model "first", or "together" with the optimizer; not at all if the model is "sharded".
+    Its own FSDP2 needs another device: on CPU it ignores the plugin and wraps the model in DDP.
+    """
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     rank, processes = accelerator.process_index, accelerator.num_processes
-    model = gpt2() if together else accelerator.prepare(gpt2())
+    wrap = {"first": accelerator.prepare, "sharded": fully_shard}.get(way)
+    model = gpt2() if wrap is None else wrap(gpt2())
     optimizer = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=10, weight_decay=0.1)
-    if together:
+    if way == "together":
         model, optimizer = accelerator.prepare(model, optimizer)
     else:
         optimizer = accelerator.prepare(optimizer)
@@ -252,7 +257,7 @@ def blocks_that_differ(rank, names, scale, skipped=(), group=None):
 
 def main():
     # First, so that it finds no process group.
-    result = {f"accelerate, {together}": accelerated(together) for together in (False, True)}
+    result = {f"accelerate, {way}": accelerated(way) for way in ("first", "together", "sharded")}
     assert dist.get_backend() == "gloo"
     rank, processes = dist.get_rank(), dist.get_world_size()
     trainings = {

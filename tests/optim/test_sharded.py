@@ -140,7 +140,7 @@ def test_checks_scales_and_norms_of_sharded_models(script, results, processes):
 @pytest.mark.parametrize(
     ("hazard", "words"),
     [
-        ("sharded later", "was replaced after the optimizer was made"),
+        ("sharded later", "was sharded (by fully_shard, or Accelerate's FSDP2); in a loop of your own call"),
         ("frozen", "would do nothing"),
         ("Adafactor", "is split and sharded"),
         ("Muon", "Muon steps a matrix other than entry by entry; use AdamW"),

@@ -8,6 +8,7 @@ from torch import nn
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.huggingface._sharpness import Sharpness
 from fasterqk.optim import RatioLike, make_optimizer, rates
+from fasterqk.optim.hooks import SHARD_FIRST
 from fasterqk.stability import LogitMonitor, QKClip, qk_clip
 
 with needs_extra("hf"):
@@ -58,7 +59,7 @@ def _settings_of(args: TrainingArguments) -> dict[str, Any]:
     if args.fsdp:
         raise InputError(
             "the Trainer shards the model after it has made the optimizer, whose circuits are then lost; "
-            "train with DDP, or in a loop of your own: fully_shard(model), then make_optimizer(model, ...)"
+            f"train with DDP, or {SHARD_FIRST}"
         )
     optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args)
     plain = isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)

@@ -21,13 +21,17 @@ from fasterqk.errors import InputError
 from fasterqk.labels.first_pass import FirstPass
 from fasterqk.optim._fused import PARTS, FusedWeight
 from fasterqk.optim._groups import Group, Settings, plain_parameters
-from fasterqk.optim.ratio import PartnerRatio, finite_number, partner_norms
+from fasterqk.optim.ratio import PartnerRatio, finite_number, is_sharded, partner_norms
 
 COPYING = ("__deepcopy__", "__reduce_ex__")  # the methods that copy and pickle call
 _ATTRIBUTE = "_fasterqk"
 _STEP = "ratio_step"  # key of a parameter group: steps taken under a ratio that changes
 _START = "partner_norm"  # key of a parameter group: the norm of its partners at the start
 _CONVERT = "; load_converted_state(model, optimizer, state) takes what fits from another optimizer's state"
+SHARD_FIRST = (
+    "in a loop of your own call torch.distributed.fsdp.fully_shard(model), then make_optimizer(model, ...); "
+    "an Accelerator without an FSDP plugin may then prepare(optimizer), but not the model"
+)
 # Rates closer than this to their ratio are left as a scheduler made them, to the last bit.
 _CLOSE = 1e-6
 
@@ -271,9 +275,15 @@ class StepHooks:
         """A parameter may have moved to another module (a parametrization); it must not be gone."""
         model = self.model()
         for module, attribute, parameter in self._owners:
-            if module._parameters.get(attribute) is parameter or model is None:
+            current = module._parameters.get(attribute)
+            if current is parameter or model is None:
                 continue
             if all(parameter is not other for other in model.parameters()):
+                if is_sharded(current) and not is_sharded(parameter):
+                    raise InputError(
+                        f"a parameter called {attribute!r} was replaced after the optimizer was made: the "
+                        f"model was sharded (by fully_shard, or Accelerate's FSDP2); {SHARD_FIRST}"
+                    )
                 raise InputError(
                     f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
                     "load_state_dict(assign=True) or sharding) and would no longer be trained: "
@@ -287,8 +297,8 @@ class StepHooks:
             if len(now) < len(known) or any(map(is_not, known, now)):
                 raise InputError(
                     f"another library has replaced the parameters of group {options.get('name')!r} in this "
-                    "optimizer (DeepSpeed flattens them, Accelerate's FSDP shards them), so circuits can no "
-                    "longer be separated; train with DDP, or call fully_shard(model) before make_optimizer"
+                    "optimizer (DeepSpeed flattens them), so circuits can no longer be separated; train with "
+                    f"DDP, or {SHARD_FIRST}"
                 )
             if optimizer.state and _kinds(known) != kinds:  # the states have the dtype of before
                 changed = map(is_not, map(attrgetter("dtype"), known), kinds[0])
