@@ -92,6 +92,9 @@ def test_the_first_token_of_a_causal_model_is_not_among_the_words(small_model, s
         assert importance[0] == 0 and importance.sum() == pytest.approx(1)
     assert words.importance[-1].tolist() == [1]
     assert words.columns["null_mass"][0] == pytest.approx(every[0].relevance[1:].mean())
+    relevant_first = replace(every[0], relevance=np.eye(1, len(every[0].tokens))[0])
+    lost = measure(small_model(causal=True), [relevant_first], aggregation=how, removal=NOTHING_REMOVED)
+    assert any("in 1 of 1 instances the first token is relevant" in note for note in lost.notes)
 
 
 def test_unknown_tokens_to_be_among():

@@ -4,7 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+)
 
 from fasterqk.cli.main import main
 
@@ -163,3 +170,16 @@ def test_audit_of_a_saved_model(tmp_path, capsys):
     assert "there is no optimizer 'AdamX'" in capsys.readouterr().err
     assert main(["circuits", "gpt2", "--optimizer", "AdamW"]) == 2
     assert "needs the folder of a saved model" in capsys.readouterr().err
+
+
+def test_an_encoder_decoder_is_audited_and_a_vision_model_is_refused(tmp_path, capsys):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path / "t5")
+    assert main(["circuits", str(tmp_path / "t5"), "--optimizer", "AdamW"]) == 0
+    assert "\nq " in capsys.readouterr().out
+    assert main(["circuits", str(tmp_path / "t5"), "--optimizer", "AdamW", "--heads"]) == 2
+    assert "leave --heads and --all out" in capsys.readouterr().err
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTModel(ViTConfig(image_size=8, patch_size=4, **sizes)).save_pretrained(tmp_path / "vit")
+    assert main(["circuits", str(tmp_path / "vit"), "--optimizer", "AdamW"]) == 2
+    assert "reads no tokens" in capsys.readouterr().err

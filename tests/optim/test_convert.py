@@ -101,3 +101,15 @@ def test_states_that_do_not_fit_are_refused(net, label, train):
     ):
         with pytest.raises(InputError, match=message):
             load_converted_state(model, optimizer, state)
+
+
+def test_back_to_a_plain_optimizer(net, label, train):
+    """Also one without names of parameters."""
+    model = net("columns")
+    faster = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=label(model))
+    train(model, faster, 2)
+    plain = optim.AdamW(model.parameters(), lr=1.0)
+    load_converted_state(model, plain, faster.state_dict())
+    weight = model.layers[0].qkv
+    assert torch.equal(plain.state[weight]["exp_avg"], faster.state[weight]["exp_avg"])
+    assert plain.param_groups[0]["lr"] == 1e-3

@@ -6,6 +6,7 @@ Each test first lets plain code do the damage, where that shows it, and then see
 import copy
 import io
 import pickle
+from importlib import import_module
 
 import pytest
 import torch
@@ -345,3 +346,92 @@ def test_parameters_that_zero_has_taken_are_refused(net, label):
     next(model.parameters()).ds_id = 0
     with raises("DeepSpeed"):
         make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=labels)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_after_a_step_that_raised(layout, fused, monkeypatch):
+    """``zero_grad``, ``load_state_dict`` and the next step act as if it had not been called."""
+    model, optimizer = fused(layout)
+    saved, weights = copy.deepcopy(optimizer.state_dict()), model.qkv()
+
+    def out_of_memory(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(import_module("torch.optim.adam"), "adam", out_of_memory)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    optimizer.load_state_dict(saved)
+    optimizer.step()  # without gradients
+    assert torch.equal(weights, model.qkv())
+
+
+@pytest.mark.parametrize("entry", [{}, {"note": 1}])
+def test_what_others_write_to_the_state_of_a_fused_weight_leaves_its_moments(entry, fused):
+    (model, optimizer), (other, expected) = fused(), fused()
+    for trained in (optimizer, expected):
+        trained.step()
+    optimizer.state[model.layers[0].qkv].update(entry)  # a plain lookup makes an empty one
+    saved = optimizer.state_dict()
+    optimizer.state[model.layers[0].qkv].update(entry)
+    for trained in (optimizer, expected):
+        trained.step()
+    assert torch.equal(model.qkv(), other.qkv())
+    assert len(saved["state"]) == len(list(model.parameters()))
+
+
+class _ScheduleFree(optim.SGD):
+    """Like schedulefree's: ``eval`` and ``train`` move the weights by what the state holds."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("z", parameter.clone()).sub_(parameter.grad, alpha=group["lr"])
+
+    @torch.no_grad()
+    def eval(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.copy_(self.state[parameter]["z"])
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
+def test_eval_of_a_schedule_free_optimizer_reaches_fused_weights(layout, net, label):
+    trained = []
+    for kind in (_ScheduleFree, optim.SGD):
+        model = net(layout)
+        optimizer = make_optimizer(model, kind, lr=1e-2, qk_ratio=5, circuits=label(model))
+        model.loss().backward()
+        optimizer.step()
+        if kind is _ScheduleFree:
+            optimizer.eval()
+        trained.append(model.qkv())
+    assert torch.equal(*trained)
+
+
+def test_a_cast_before_the_first_step_or_a_loaded_state(fused):
+    """There is no state of another dtype then."""
+    for saved in (None, fused()[1].state_dict()):
+        model, optimizer = fused()
+        optimizer.zero_grad()
+        model.double()
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        for _ in range(2):
+            model(model.inputs.double()).sum().backward()
+            optimizer.step()
+
+
+def test_a_state_of_whole_matrices_cannot_be_split():
+    """Adafactor keeps rows and columns of a matrix, which are not those of its heads."""
+    model = nn.TransformerEncoderLayer(8, 2)
+    whole, heads = (
+        make_optimizer(model, optim.Adafactor, lr=1e-3, qk_ratio=5, split=split) for split in (None, "head")
+    )
+    model(torch.randn(3, 2, 8)).square().sum().backward()
+    whole.step()
+    with raises("self_attn.out_proj.weight has 1 parts, this optimizer steps it in 2"):
+        heads.load_state_dict(whole.state_dict())

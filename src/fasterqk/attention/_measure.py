@@ -197,6 +197,11 @@ def _measured(
     guessed = model.pattern is None and any(patterns)
     if guessed:
         notes.append("what each row may see was guessed from its weights: the model shows no mask")
+    lost = sum(bool(x.relevance[0]) and int(x.rankable.sum()) > 1 for x in instances) if causal else 0
+    if lost:
+        notes.append(
+            f"in {lost} of {len(instances)} instances the first token is relevant, which is not among words"
+        )
     if not isinstance(aggregation, Aggregation):
         aggregation = (aggregation or default_aggregation)(causal)
     by_attention = Importance(aggregation.name, aggregation)

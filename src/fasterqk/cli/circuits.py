@@ -78,18 +78,24 @@ def _audit(arguments: argparse.Namespace, labels: dict[str, Any]) -> int:
     from fasterqk.labels import model_without_weights
     from fasterqk.optim import check_circuits, optimizer_class
 
+    if arguments.heads or arguments.all:
+        raise InputError("--optimizer prints one line per role; leave --heads and --all out")
     if not arguments.model or not Path(arguments.model).is_dir():
         raise InputError(f"--optimizer needs the folder of a saved model, not {arguments.model!r}")
     kind = optimizer_class(arguments.optimizer)
     model: Any = type(model_without_weights(arguments.model)[0]).from_pretrained(arguments.model)  # type: ignore[attr-defined]
-    ids = torch.randint(model.get_input_embeddings().num_embeddings, (2, 12))
+    words = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if words is None:
+        raise InputError(f"{type(model).__name__} reads no tokens; give check_circuits a batch from Python")
+    ids = torch.randint(words, (2, 12), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     try:
         optimizer = kind(model.parameters(), lr=arguments.lr)
     except (TypeError, ValueError) as error:
         raise InputError(f"--optimizer {arguments.optimizer}: {error}") from None
     with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
         check = check_circuits(
-            model, optimizer, {"input_ids": ids}, lambda outputs: outputs[0].square().mean(), labels or None
+            model, optimizer, batch, lambda outputs: outputs[0].square().mean(), labels or None
         )
     return print_result(arguments.json, asdict(check), lambda _: None)
 

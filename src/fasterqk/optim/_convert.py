@@ -31,7 +31,7 @@ def load_converted_state(
 
     Arguments:
         model: The model that both optimizers train.
-        optimizer: The optimizer to load into, made by :func:`make_optimizer`.
+        optimizer: The optimizer to load into, made by :func:`make_optimizer` or plain.
         state: The ``state_dict()`` of a plain optimizer, of the Hugging Face Trainer's, or of
             :func:`make_optimizer` with other ratios.
 
@@ -52,8 +52,11 @@ def load_converted_state(
         name: _checked(name, entries, parameters.get(name)) for name, entries in _by_name(state, model)
     }
     groups = copy.deepcopy(optimizer.state_dict()["param_groups"])
-    named = [pair for group in groups for pair in zip(group["params"], group["param_names"], strict=True)]
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    keys = [key for group in groups for key in group["params"]]
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     _take_base_rate(optimizer, groups, state)
+    named = [(key, names.get(id(parameter))) for key, parameter in zip(keys, trained, strict=True)]
     states = {key: entries[name] for key, name in named if name in entries}
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 

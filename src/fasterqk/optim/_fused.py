@@ -146,7 +146,7 @@ class FusedWeight:
                 part[key] = piece
         for leaf, part in zip(self.leaves, parts, strict=True):
             if part:
-                state[leaf] = part
+                state.setdefault(leaf, {}).update(part)
 
     def _pieces(self, value: Any) -> list[Any]:
         """The part of each leaf in one entry of a whole state; a count of steps is the same for all."""

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from operator import attrgetter, is_not
 from typing import Any, NoReturn
 
@@ -77,9 +78,13 @@ class StepHooks:
         optimizer.register_step_post_hook(_uncompiled(self._after))
         optimizer.register_load_state_dict_pre_hook(self._check_state)
         optimizer.register_state_dict_pre_hook(self.join)
-        # Torch has no hooks for these two; schedulers replace `step` on the object in the same way.
+        # Torch has no hooks for these; schedulers replace `step` on the object in the same way.
         replace_method(optimizer, "register_step_pre_hook", self._register_step_pre_hook)
         replace_method(optimizer, "add_param_group", self._add_param_group)
+        replace_method(optimizer, "zero_grad", self._zero_grad)
+        for name in ("train", "eval"):  # of schedule-free optimizers, which read the state between steps
+            if hasattr(type(optimizer), name):
+                replace_method(optimizer, name, partial(self._on_whole_state, name))
         self._go_last(optimizer)
         self._start(optimizer)
 
@@ -180,8 +185,17 @@ class StepHooks:
             self._last.remove()
         self._last = type(optimizer).register_step_pre_hook(optimizer, _uncompiled(self._take))
 
+    def _zero_grad(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        self.settle(optimizer)  # after a step that raised, the groups still list leaves
+        type(optimizer).zero_grad(optimizer, *args, **kwargs)
+
+    def _on_whole_state(self, name: str, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        self.join(optimizer)
+        return getattr(type(optimizer), name)(optimizer, *args, **kwargs)
+
     def _add_param_group(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         """Add a group: parameters of the model are split by circuit, others are taken as they are."""
+        self.settle(optimizer)
         names = {id(parameter): name for name, parameter in self._model().named_parameters()}
         if "params" not in group:
             raise InputError(f"the group {group!r} has no 'params', the parameters to add")
@@ -292,6 +306,8 @@ class StepHooks:
 
     def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Libraries that flatten parameters (DeepSpeed) replace those of the groups."""
+        if not optimizer.state:
+            self._kinds = [_kinds(parameters) for parameters in self._parameters]
         for options, known, kinds in zip(optimizer.param_groups, self._parameters, self._kinds, strict=False):
             now = options["params"]
             if len(now) < len(known) or any(map(is_not, known, now)):
@@ -300,7 +316,7 @@ class StepHooks:
                     "optimizer (DeepSpeed flattens them), so circuits can no longer be separated; train with "
                     f"DDP, or {SHARD_FIRST}"
                 )
-            if optimizer.state and _kinds(known) != kinds:  # the states have the dtype of before
+            if _kinds(known) != kinds:  # the states have the dtype and device of before
                 changed = map(is_not, map(attrgetter("dtype"), known), kinds[0])
                 changes = zip(options.get("param_names", ()), changed, strict=False)
                 name = next((name for name, other in changes if other), "a parameter")
@@ -377,6 +393,7 @@ class StepHooks:
 
     def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """A saved state must belong to the same parameters, and hold the step of a changing ratio."""
+        self.settle(optimizer)
         state = self._from_leaves(optimizer, state)
         saved = state.get("param_groups", ())
         for options, group, other in zip(optimizer.param_groups, self.groups, saved, strict=False):
@@ -406,20 +423,26 @@ class StepHooks:
                 "it was saved by another optimizer, or for a model with other trainable parameters" + _CONVERT
             )
         self._check_parts(optimizer, state)
+        self._kinds = [
+            _kinds(parameters) for parameters in self._parameters
+        ]  # torch casts the state to these
         return state
 
     def _check_parts(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """A state that could not be joined belongs to the same leaves."""
+        """A state that could not be joined belongs to the same leaves, and any other can be split."""
         counts = {id(weight.parameter): len(weight.leaves) for weight in self.fused}
         for options, other in zip(optimizer.param_groups, state["param_groups"], strict=True):
             for key, parameter, name in zip(
                 other["params"], options["params"], options["param_names"], strict=True
             ):
-                parts = state["state"].get(key, {}).get(PARTS)
-                if parts is not None and len(parts) != counts.get(id(parameter)):
+                entries = state["state"].get(key, {})
+                count, saved = counts.get(id(parameter), 1), len(entries.get(PARTS, ())) or 1
+                shapes = [value.shape for value in entries.values() if isinstance(value, torch.Tensor)]
+                whole = any(shape.numel() > 1 and shape != parameter.shape for shape in shapes)
+                if count != saved and (PARTS in entries or whole):
                     raise InputError(
-                        f"the saved state of {name} has {len(parts)} parts, this optimizer steps it in "
-                        f"{counts.get(id(parameter), 1)}; load it into one that splits it in the same way"
+                        f"the saved state of {name} has {saved} parts, this optimizer steps it in {count}; "
+                        "load it into one that splits it in the same way"
                     )
 
     def _from_leaves(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -455,7 +478,8 @@ class StepHooks:
         """Give ``optimizer.state`` the form of a plain optimizer's, to save or to copy it."""
         self.settle(optimizer)
         for weight in self.fused:
-            if weight.parameter not in optimizer.state:
+            if any(leaf in optimizer.state for leaf in weight.leaves):
+                weight.split(optimizer.state)  # what someone else has written for the parameter
                 weight.join(optimizer.state)
 
 
@@ -492,7 +516,8 @@ def replace_method(optimizer: torch.optim.Optimizer, name: str, method: Callable
     def call(*args: Any, **kwargs: Any) -> Any:
         return method(reference(), *args, **kwargs)
 
-    setattr(optimizer, name, call)
+    # The signature stays: Accelerate asks that of zero_grad for set_to_none.
+    setattr(optimizer, name, wraps(getattr(type(optimizer), name))(call))
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
