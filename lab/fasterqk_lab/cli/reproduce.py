@@ -266,6 +266,13 @@ def configure_bench(parser: Parser) -> None:
     whole.add_argument(
         "--out", default="bench", metavar="DIR", help="for bench.json and the figure (default: bench)"
     )
+    whole.add_argument(
+        "--skip",
+        type=list_of(str),
+        default=[],
+        metavar="NAMES",
+        help="left out, such as stability (minutes)",
+    )
     add_json(whole)
 
 
@@ -275,7 +282,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
         if name == "all":
             from fasterqk_lab.benchmarks.growth import run_all
 
-            every = {name: _benchmark(name) for name in BENCHMARKS}
+            every = {name: _benchmark(name) for name in BENCHMARKS if name not in arguments.skip}
             result = run_all(progress, check_output(arguments.out), every)
         else:
             result = _benchmark(name)(progress)
