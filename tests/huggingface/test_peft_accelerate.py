@@ -49,7 +49,13 @@ def test_adapters_learn_by_circuit_and_merge_to_the_same_function(adapted, texts
 
 @pytest.fixture
 def accelerator():
+    """A fresh one: Accelerate shares its state between all that a process makes, those of the Trainer too."""
+    _reset_accelerate()
     yield Accelerator(cpu=True, gradient_accumulation_steps=2)
+    _reset_accelerate()
+
+
+def _reset_accelerate():
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
 

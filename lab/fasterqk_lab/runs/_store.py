@@ -149,11 +149,13 @@ def is_claimed(folder: Path) -> bool:
 def _acquire(folder: Path, wait: bool) -> int | None:
     path = folder / LOCK_NAME
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # the folder was removed in between
-            continue
+        except (FileNotFoundError, FileExistsError):
+            if folder.is_file():
+                raise
+            continue  # the folder was removed in between
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if _is_same_file(descriptor, path):
