@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -148,7 +148,7 @@ def grown(name: str, size: int) -> dict[str, float]:
     work = GROWTH[name].prepare(size)
     work()
     seconds: list[float] = []
-    while len(seconds) < 3 or (sum(seconds) < 0.3 and len(seconds) < 30):
+    while not seconds or (sum(seconds) < 0.3 and len(seconds) < 30):
         start = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - start)
@@ -199,8 +199,8 @@ def machine() -> dict[str, float]:
     return {"gigaflops": gigaflops, "gigabytes": 2 * source.nbytes / statistics.median(copies) / 1e9}
 
 
-def limits(speed: dict[str, float]) -> dict[str, float]:
-    """The least seconds of the benchmarks whose work can be counted, at the speed of this machine."""
+def limits(speed: dict[str, float], names: Container[str]) -> dict[str, float]:
+    """The least seconds of those of ``names`` whose work can be counted, at the speed of this machine."""
     from fasterqk_lab.benchmarks import library, training
     from fasterqk_lab.training import TrainConfig
     from fasterqk_lab.training._steps import Steps, build_trainable
@@ -210,7 +210,8 @@ def limits(speed: dict[str, float]) -> dict[str, float]:
         "training": TrainConfig("hatexplain", qk_ratio=30),
         "squad": training.squad_config(training.FORMS["random"]),
     }
-    for name, config in configs.items():
+    for name in [name for name in configs if name in names]:
+        config = configs[name]
         step = Steps(config, build_trainable(config)).step
         step()
         least[name] = operations(step, 4) / speed["gigaflops"] / 1e9  # batches differ in length
@@ -250,7 +251,7 @@ def run_all(progress: Progress, out: Path, benchmarks: Mapping[str, Benchmark]) 
         results[name] = run(lambda *_: None)
         done += 1
     torch.set_num_threads(1)
-    least = limits(speed)
+    least = limits(speed, results)
     torch.set_num_threads(threads)
     growth: dict[str, Any] = {}
     for name, kind in GROWTH.items():

@@ -282,6 +282,8 @@ def run_bench(arguments: argparse.Namespace) -> int:
         if name == "all":
             from fasterqk_lab.benchmarks.growth import run_all
 
+            if unknown := [name for name in arguments.skip if name not in BENCHMARKS]:
+                raise InputError(f"--skip {unknown[0]!r} is not one of {', '.join(BENCHMARKS)}")
             every = {name: _benchmark(name) for name in BENCHMARKS if name not in arguments.skip}
             result = run_all(progress, check_output(arguments.out), every)
         else:

@@ -214,6 +214,8 @@ def as_prompts(
     coded = tokenizer([f" {word}" for word in distinct], add_special_tokens=False)["input_ids"]
     pieces = dict(zip(distinct, coded, strict=True))
     room = context - len(before) - len(behind)
+    if room < 1:
+        raise InputError(f"context {context} leaves no room for a text; give more than {context - room}")
 
     def prompt(example: LabelledInstance, text: list[tuple[str, float]]) -> LabelledInstance:
         tokens = [(token, weight) for word, weight in text for token in pieces[word]][:room]

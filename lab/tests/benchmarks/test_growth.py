@@ -25,7 +25,7 @@ def test_a_record_is_written_and_compared_with_the_one_before(tmp_path, monkeypa
     monkeypatch.setattr(growth, "GROWTH", {"theory": GROWTH["theory"]._replace(sizes=(10, 20, 40))})
     monkeypatch.setattr(growth, "in_a_process", grown)
     assert min(machine().values()) > 0
-    monkeypatch.setattr(growth, "limits", lambda speed: {"toy": 0.25})
+    monkeypatch.setattr(growth, "limits", lambda speed, names: {"toy": 0.25})
 
     def bench(speedup):
         return {"toy": lambda progress: {"speedup": speedup, "plain_seconds": 1.0, "seconds": 0.5}}

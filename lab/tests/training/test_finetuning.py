@@ -179,3 +179,8 @@ def test_a_decoder_answers_with_the_first_token_of_a_class(decoder, task):
         logits.append(trainable.model.decoder(input_ids=torch.tensor([written])).logits[0, -1, [4, 5]])
     ours, _ = trainable._logits(trainable.splits["train"], torch.arange(3))
     torch.testing.assert_close(ours, torch.stack(logits))
+
+
+def test_a_context_without_room_for_a_text_is_refused(decoder):
+    with pytest.raises(InputError, match="context 5 leaves no room for a text; give more than 5"):
+        build_trainable(config(decoder, context=5))
