@@ -182,5 +182,5 @@ def test_a_decoder_answers_with_the_first_token_of_a_class(decoder, task):
 
 
 def test_a_context_without_room_for_a_text_is_refused(decoder):
-    with pytest.raises(InputError, match="context 5 leaves no room for a text; give more than 5"):
-        build_trainable(config(decoder, context=5))
+    with pytest.raises(InputError, match="context 4 leaves no room for a text; give more than 4"):
+        build_trainable(config(decoder, context=4))
