@@ -10,13 +10,11 @@ Add cells with ``fasterqk-lab reproduce NAME --export lab/paper/cells/NAME.jsonl
 
 import argparse
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fasterqk_lab.compare import END as AFTER_TRAINING
-from fasterqk_lab.compare import Value, read_values, write_values
-from fasterqk_lab.experiments import EXPERIMENTS, find_experiment, reproduce
+from fasterqk_lab.compare import read_values, write_values
+from fasterqk_lab.experiments import EXPERIMENTS, reproduce
 from fasterqk_lab.experiments.covert import arms
 from fasterqk_lab.paper import (
     Published,
@@ -45,36 +43,9 @@ COVERT = {
 }
 
 
-def parts(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The experiments and options that the cells of ``file`` are from.
-
-    Options are those that the file has, else the seeds and the protocol of its cells.
-    """
-    lines = read_cells(file)
-    options = {line["experiment"]: line["value"] for line in lines if line.get("fact") == "options"}
-    yield from options.items()
-    cells = [line for line in lines if "result" in line and line["experiment"] not in options]
-    for name in dict.fromkeys(line["experiment"] for line in cells):
-        known = find_experiment(name).all_options
-        for protocol in dict.fromkeys(
-            line.get("protocol", "") for line in cells if line["experiment"] == name
-        ):
-            seeds = {
-                line["seed"]
-                for line in cells
-                if (line["experiment"], line.get("protocol", "")) == (name, protocol)
-            }
-            chosen: dict[str, Any] = {"seeds": len(seeds)} if "seeds" in known else {}
-            yield name, chosen | ({"protocol": protocol} if "protocol" in known and protocol else {})
-
-
-def rebuild(file: Path, out: Path) -> list[Value]:
-    """Make the experiments of the cells in ``file`` again under ``out``; returns their values."""
-    values: list[Value] = []
-    for name, options in parts(file):
-        reproduce(name, out, cells=[str(file)], **options)
-        values += read_values(out / "results" / f"{name}.csv")
-    return values
+def experiments_of(file: Path) -> list[str]:
+    """The experiments that the cells of ``file`` are from."""
+    return list(dict.fromkeys(line["experiment"] for line in read_cells(file)))
 
 
 def publish(name: str, folders: list[Path]) -> None:
@@ -118,7 +89,7 @@ def main() -> None:
     else:
         files: dict[str, list[Path]] = {}
         for file in sorted((PAPER / "cells").glob("*.jsonl*"), key=lambda path: path.name.split(".")[0]):
-            for name in dict.fromkeys(name for name, _ in parts(file)):
+            for name in experiments_of(file):
                 files.setdefault(name, []).append(file)
         for name in arguments.names or files:
             if name not in files:
@@ -126,7 +97,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as scratch:
                 folders = [Path(scratch) / str(place) for place in range(len(files[name]))]
                 for file, folder in zip(files[name], folders, strict=True):
-                    rebuild(file, folder)
+                    reproduce(name, folder, cells=[str(file)])  # with the options of the file
                 publish(name, folders)
     write_pages()
 

@@ -109,7 +109,7 @@ def add_option(parser: Parser, option: "Option") -> None:
         metavar = "{" + ",".join(map(str, option.choices)) + "}"
     help = option.help
     if option.default and "default" not in help:
-        shown = ",".join(f"{value:g}" for value in option.default) if option.many else option.default
+        shown = ",".join(map(cell_text, option.default)) if option.many else option.default
         help += f" (default: {shown})"
     parser.add_argument(
         flag,

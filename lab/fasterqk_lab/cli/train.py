@@ -192,7 +192,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from fasterqk_lab.experiments._registry import CellRunner
-    from fasterqk_lab.experiments._tuning import save_tuning, search_of, tune
+    from fasterqk_lab.experiments.tuning import save_tuning, search_of, tune
     from fasterqk_lab.tasks import use_data_folder
 
     check_out(arguments.out, arguments.data)
@@ -227,7 +227,7 @@ def train_command(arguments: argparse.Namespace, lr: float, qk_ratio: float) -> 
 
 
 def _show_tune(choice: dict[str, Any]) -> None:
-    from fasterqk_lab.experiments._tuning import TITLES, reason, tuning_rows
+    from fasterqk_lab.experiments.tuning import TITLES, reason, tuning_rows
 
     for name, stage in choice["stages"].items():
         rows = [

@@ -5,7 +5,7 @@ its cells are trained or read, their values are kept as tidy rows, the arms are 
 (``fasterqk_lab.compare``), and the table and the figures are written.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -29,7 +29,7 @@ from fasterqk_lab.compare import (
     correct,
     measured,
 )
-from fasterqk_lab.experiments._registry import CellRunner, Experiment
+from fasterqk_lab.experiments._registry import Cell, CellRunner, Experiment, Option
 from fasterqk_lab.figures import (
     effect_record,
     save_curve,
@@ -94,8 +94,9 @@ class Comparison:
     ``derive`` adds scores to a record along training. ``printed`` maps a source (``paper``, ``released``) to
     arms to scores to a number. Of seeds that were added after looking the first ``planned`` decide.
 
-    ``function`` computes a cell, ``more`` further values from the outcome. The forest shows ``forest``
-    instead of the scores that decide; ``figure`` draws the one special figure; ``examples`` are for the page.
+    ``function`` computes a cell, ``more`` further values from the outcome, ``answers`` what else the summary
+    says. The forest shows ``forest`` instead of the scores that decide; ``figure`` draws the one special
+    figure; ``examples`` are for the page.
     """
 
     name: str
@@ -116,8 +117,9 @@ class Comparison:
     losses: tuple[float, ...] = ()
     function: str = TRAIN
     more: "Callable[[Outcome], Sequence[Value]]" = lambda outcome: ()
+    answers: "Callable[[Outcome], Mapping[str, Any]]" = lambda outcome: {}
     forest: tuple[str, ...] = ()
-    figure: "Callable[[Outcome, Path], dict[str, str]] | None" = None
+    figure: "Callable[[Outcome, Path], Mapping[str, Any]] | None" = None
     examples: bool = False
 
     @property
@@ -125,7 +127,7 @@ class Comparison:
         """The name under which its values and files are kept."""
         return f"{self.name}-{self.protocol}" if self.protocol else self.name
 
-    def cells(self) -> dict[tuple[str, int], Any]:
+    def cells(self) -> dict[Cell, Any]:
         """All cells, seed by seed, so that a sweep that is stopped early has whole comparisons."""
         return {
             (arm, seed): replace(config, seed=seed)
@@ -145,6 +147,11 @@ def seeds_from(count: int, first: int = FIRST_SEED) -> tuple[int, ...]:
 def qk_arm(ratio: float) -> str:
     """The name of the arm in which the query-key circuit alone is ``ratio`` times faster."""
     return f"QK ×{ratio:g}"
+
+
+def ratio_arms(base: TrainConfig, ratios: Iterable[float]) -> dict[str, TrainConfig]:
+    """Equal rates, and the query-key circuit alone faster by each of ``ratios``."""
+    return {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios}
 
 
 def two_arms(
@@ -193,11 +200,15 @@ def layer_scores(layers: int) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A comparison with the results of its cells and everything that follows from them."""
+    """A comparison with the results of its cells and everything that follows from them.
+
+    What needs more than results, such as weights, asks the ``runner`` for it.
+    """
 
     comparison: Comparison
-    results: Mapping[tuple[str, int], Mapping[str, Any]]
+    results: Mapping[Cell, Mapping[str, Any]]
     measured: Measured
+    runner: CellRunner | None = None
 
     @cached_property
     def effects(self) -> list[Effect]:
@@ -481,10 +492,10 @@ def run_arms(comparison: Comparison, runner: CellRunner) -> Outcome:
     results = runner.run(comparison.cells(), function, title=name, protocol=comparison.protocol, table=name)
     options: dict[str, Any] = {"baselines": comparison.baselines, "derive": comparison.derive}
     options |= {"level": comparison.level, "losses": comparison.losses}
-    table = measured(comparison.key, results, **options)
-    values = (*table.values, *comparison.more(Outcome(comparison, results, table)))
+    outcome = Outcome(comparison, results, measured(comparison.key, results, **options), runner)
+    values = (*outcome.measured.values, *comparison.more(outcome))
     runner.add(values)
-    return Outcome(comparison, results, replace(table, values=values))
+    return replace(outcome, measured=replace(outcome.measured, values=values))
 
 
 def run_comparison(comparison: Comparison, runner: CellRunner) -> dict[str, Any]:
@@ -496,10 +507,16 @@ def run_comparison(comparison: Comparison, runner: CellRunner) -> dict[str, Any]
 
         arms = {arm_text(arm): config for arm, config in comparison.arms.items()}
         save_attention(outcome, arms, runner.out)
-    return {**outcome.summary(), "files": files}
+    return {**outcome.summary(), **plain(comparison.answers(outcome)), "files": files}
 
 
-def of_arms(name: str, build: Callable[..., Comparison | Sequence[Comparison]], **about: Any) -> Experiment:
+def of_arms(
+    name: str,
+    build: Callable[..., Comparison | Sequence[Comparison] | Mapping[str, Comparison]],
+    *special: Option,
+    examples: tuple[str, ...] = ("--seeds 1 # a quick look",),
+    needs_data: bool = True,
+) -> Experiment:
     """The experiment that consists of the comparisons that ``build`` makes from its options."""
 
     @wraps(build)  # its parameters are the options
@@ -507,7 +524,8 @@ def of_arms(name: str, build: Callable[..., Comparison | Sequence[Comparison]], 
         built = build(**options)
         if isinstance(built, Comparison):
             return run_comparison(built, runner)
-        tables = {comparison.key: run_comparison(comparison, runner) for comparison in built}
+        comparisons = built.values() if isinstance(built, Mapping) else built
+        tables = {comparison.key: run_comparison(comparison, runner) for comparison in comparisons}
         return {"experiment": name, "tables": tables}
 
-    return Experiment(name, run, **about)
+    return Experiment(name, run, special, examples, needs_data=needs_data)

@@ -10,7 +10,7 @@ import torch
 
 from fasterqk.attention import Aggregation
 from fasterqk.attention.aggregation import null_row
-from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.experiments._registry import Cell
 from fasterqk_lab.figures import save_examples
 from fasterqk_lab.models._classifier import attention_rows, head_rows
 from fasterqk_lab.models._generator import GPTAnswerGenerator
@@ -31,7 +31,7 @@ from fasterqk_lab.training._generation import (
 from fasterqk_lab.training._loop import load_trained
 
 if TYPE_CHECKING:
-    from fasterqk_lab.experiments._comparison import Comparison, Outcome
+    from fasterqk_lab.experiments._comparison import Outcome
 
 COUNT = 12
 READ_POSITION = "[read]"
@@ -39,15 +39,15 @@ READ_POSITION = "[read]"
 ANSWER = "[its own answer so far]"
 
 
-def trained_facts(
-    comparison: "Comparison", runner: CellRunner, compute: Callable[[Any], Any]
-) -> dict[tuple[str, int], Any]:
+def trained_facts(outcome: "Outcome", compute: Callable[[Any], Any]) -> dict[Cell, Any]:
     """What ``compute`` says of every trained cell: its model and data come from the store, or it is read."""
+    runner = outcome.runner
+    assert runner is not None
 
     def fact(cell: TrainConfig) -> Any:
         return compute(load_trained(cell, Store(runner.out).folder(cell)))
 
-    cells = comparison.cells().items()
+    cells = outcome.comparison.cells().items()
     return {(arm, seed): runner.fact(f"{arm} {seed}", partial(fact, cell)) for (arm, seed), cell in cells}
 
 

@@ -8,12 +8,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fasterqk.console import Progress, progress_bar
 from fasterqk.errors import InputError
@@ -64,6 +65,7 @@ EXPERIMENTS = {
 # Experiments that are read together with others, and the module that has them all.
 _SHARED = {
     "fig2-init": "phase",
+    "prediction": "phase",
     "identities": "fig4",
     "table-layers": "table_hatexplain",
     "depth-hatexplain": "table_hatexplain",
@@ -71,13 +73,15 @@ _SHARED = {
     "table-kvqa": "table_generated",
     "carried-kvqa": "table_generated",
     "finetune-hatexplain": "ablation_hatexplain",
+    "finetune-decoder": "ablation_hatexplain",
     "rivals-hatexplain": "ablation_hatexplain",
     "timing-hatexplain": "ablation_hatexplain",
     "future-work": "ablation_hatexplain",
     "temperature-hatexplain": "faithfulness",
     "covert-channel": "covert",
     "covert-hatexplain": "covert",
-    "tuned": "ratio_or_rate",
+    "tuned": "tuning",
+    "table-sva": "table_main",
     "claims": "all",
     "questions": "all",
 }
@@ -130,14 +134,22 @@ class Option:
         raise InputError(f"{quoted} is not of type {self.kind.__name__}")
 
 
-EPOCHS_OPTION = Option("epochs", int, "instead of the protocol's own")
-PROTOCOL_OPTION = Option(
-    "protocol",
-    str,
-    "paper: QK alone learns faster (default); released: what the notebooks do",
-    default="paper",
-    choices=("paper", "released"),
-)
+# Options by name that several experiments have; their defaults are those of the parameters.
+COMMON = {
+    option.name: option
+    for option in (
+        Option("seeds", int, "how many"),
+        Option("epochs", int, "instead of the protocol's own"),
+        Option(
+            "protocol",
+            str,
+            "paper: QK alone learns faster (default); released: what the notebooks do",
+            choices=("paper", "released"),
+        ),
+        Option("ratios", float, "multipliers of the query-key rate, beside equal rates", many=True),
+        Option("layers", int, "which depths", choices=(2, 4), many=True),
+    )
+}
 DATA_OPTION = Option("data_dir", str, "data folder (default: $FASTERQK_DATA, checkout)", metavar="DIR")
 # Options of every experiment that is made of cells.
 CELL_OPTIONS = (
@@ -154,23 +166,19 @@ CELL_OPTIONS = (
 )
 
 
-def seeds_option(default: int | None, help: str = "how many") -> Option:
-    """The option ``seeds``."""
-    return Option("seeds", int, help, default=default)
-
-
 @dataclass(frozen=True)
 class Experiment:
     """A figure or table that can be made again.
 
     ``run(runner, **options)`` computes it, writes its files under ``runner.out`` and returns the summary that
-    ``--json`` prints; ``shown(summary)`` is what people see of it. ``examples`` are options that its help
-    shows. ``trains`` says that it is made of cells, ``needs_data`` that it reads data files.
+    ``--json`` prints; ``shown(summary)`` is what people see of it. ``special`` describes its parameters that
+    `COMMON` does not, or says more about one. ``examples`` are options that its help shows. ``trains`` says
+    that it is made of cells, ``needs_data`` that it reads data files.
     """
 
     name: str
     run: Callable[..., Mapping[str, Any]]
-    options: tuple[Option, ...]
+    special: tuple[Option, ...] = ()
     examples: tuple[str, ...] = ()
     details: str = ""
     trains: bool = True
@@ -181,6 +189,17 @@ class Experiment:
     def summary(self) -> str:
         """What it shows, in one line."""
         return EXPERIMENTS[self.name]
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """One option per parameter of ``run``, with the parameter's default."""
+        known = COMMON | {option.name: option for option in self.special}
+        parameters = dict(signature(self.run).parameters)
+        parameters.pop("runner", None)
+        return tuple(
+            replace(known[name], default=None if parameter.default is parameter.empty else parameter.default)
+            for name, parameter in parameters.items()
+        )
 
     @property
     def all_options(self) -> dict[str, Option]:
@@ -244,17 +263,11 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
 
 
 def _exported_options(experiment: Experiment, files: Sequence[str]) -> dict[str, Any]:
-    """The options with which the cells in ``files`` were exported; of older files the number of seeds."""
-    lines = [line for file in files for line in read_cells(file) if line.get("experiment") == experiment.name]
+    """The options with which the cells in ``files`` were exported."""
     options: dict[str, Any] = {}
-    for line in lines:
-        options |= line["value"] if line.get("fact") == "options" else {}
-    seeds: dict[Any, set[int]] = {}
-    for line in lines:
-        if "result" in line:
-            seeds.setdefault((line.get("table"), line.get("protocol")), set()).add(line["seed"])
-    if seeds and "seeds" in experiment.all_options:
-        options = {"seeds": max(map(len, seeds.values()))} | options
+    for line in (line for file in files for line in read_cells(file)):
+        if (line.get("experiment"), line.get("fact")) == (experiment.name, "options"):
+            options |= line["value"]
     return {name: value for name, value in options.items() if name in experiment.all_options}
 
 
@@ -279,7 +292,17 @@ def sweep_progress(title: str, every: float = 60.0) -> Iterator[Progress]:
     yield report
 
 
-Key = TypeVar("Key", bound=Hashable)
+def sweep_cells(configs: Sequence[Any], function: Any, out: Path, title: str, **options: Any) -> list[Any]:
+    """The results of a sweep, with progress under ``title``; a cell that fails is an error of one line."""
+    with sweep_progress(title) as progress:
+        try:
+            return sweep(configs, function, out, progress=progress, **options)
+        except SweepError as error:
+            raise error.as_cli_error() from None
+
+
+Cell = tuple[str, int]  # an arm and a seed
+Results = dict[Cell, dict[str, Any]]
 
 
 class CellRunner:
@@ -320,47 +343,42 @@ class CellRunner:
 
     def run(
         self,
-        cells: Mapping[Key, Any],
+        cells: Mapping[Cell, Any],
         function: str,
         *,
         title: str,
         protocol: str = "",
         table: str = "",
-        arm: Callable[[Any], str] = lambda key: str(key[0]),
         force: bool | None = None,
-    ) -> dict[Key, dict[str, Any]]:
-        """The result of every cell, under the same keys.
+    ) -> Results:
+        """The result of every cell.
 
-        ``cells`` maps a key, whose last entry is the seed, to a configuration; ``function`` computes one cell
-        (see :func:`fasterqk_lab.runs.sweep`); ``title`` stands beside the progress bar; ``arm`` says which
-        arm a key belongs to; ``table`` names its tables, where an experiment has several of them.
+        ``cells`` maps an arm and a seed to a configuration; ``function`` computes one cell (see
+        :func:`fasterqk_lab.runs.sweep`); ``title`` stands beside the progress bar; ``table`` names the table
+        of the cells, where an experiment has several.
         """
-        again = self.force if force is None else force
-        results = self._find_all(cells, arm) if self.rebuilds else self._sweep(cells, function, title, again)
-        by_key = dict(zip(cells, results, strict=True))
-        self._remember(cells, by_key, protocol, table, arm)
-        return by_key
+        if self.rebuilds:
+            results = {cell: self._find(cell, config) for cell, config in cells.items()}
+        else:
+            options = {"workers": self.workers, "force": self.force if force is None else force}
+            done = sweep_cells(list(cells.values()), function, self.out, title, **options)
+            results = dict(zip(cells, done, strict=True))
+        self._remember(cells, results, protocol, table)
+        return results
 
-    def _remember(
-        self,
-        cells: Mapping[Any, Any],
-        results: Mapping[Any, Any],
-        protocol: str,
-        table: str,
-        arm: Callable[[Any], str],
-    ) -> None:
-        for key, config in cells.items():
+    def _remember(self, cells: Mapping[Cell, Any], results: Results, protocol: str, table: str) -> None:
+        for (arm, seed), config in cells.items():
             about: Line = {"experiment": self.experiment} | ({"protocol": protocol} if protocol else {})
             about |= {"table": table} if table not in ("", self.experiment) else {}
-            about |= {"arm": arm(key), "seed": config.seed, "settings": settings_of(config)}
-            self._lines.append(about | {"result": results[key]})
+            about |= {"arm": arm, "seed": config.seed, "settings": settings_of(config)}
+            self._lines.append(about | {"result": results[arm, seed]})
 
     def fact(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value that the experiment needs beside its cells, such as the size of a split."""
-        if not self.rebuilds:
+        if name not in self._facts:
+            if self.rebuilds:
+                raise InputError(f"{self._named()} has no fact {name!r}; export its cells again")
             self._facts[name] = plain(compute())
-        elif name not in self._facts:
-            raise InputError(f"{self._named()} has no fact {name!r}; export its cells again")
         self.keep(name, self._facts[name])
         return self._facts[name]
 
@@ -392,25 +410,14 @@ class CellRunner:
         kept = [value for value in before if value.experiment not in written]
         return str(write_values(path, [*kept, *self._values]))
 
-    def _sweep(self, cells: Mapping[Any, Any], function: str, title: str, force: bool) -> list[Any]:
-        with sweep_progress(title) as progress:
-            try:
-                options: Any = {"workers": self.workers, "force": force, "progress": progress}
-                return sweep(cells.values(), function, self.out, **options)
-            except SweepError as error:
-                raise error.as_cli_error() from None
-
-    def _find_all(self, cells: Mapping[Any, Any], arm: Callable[[Any], str]) -> list[Any]:
-        results = []
-        for key, config in cells.items():
-            result = self._stored.get(_identity(settings_of(config), config.seed))
-            if result is None:
-                raise InputError(
-                    f"{self._named()} has no cell of arm {arm(key)!r} with seed {config.seed} and these "
-                    "settings; give the options with which it was exported"
-                )
-            results.append(result)
-        return results
+    def _find(self, cell: Cell, config: Any) -> dict[str, Any]:
+        result = self._stored.get(_identity(settings_of(config), config.seed))
+        if result is None:
+            raise InputError(
+                f"{self._named()} has no cell of arm {cell[0]!r} with seed {config.seed} and these settings; "
+                "give the options with which it was exported"
+            )
+        return dict(result)
 
     def _named(self) -> str:
         return ", ".join(repr(file) for file in self._files)

@@ -19,7 +19,7 @@ from fasterqk_lab.synthetic import Init, Language, SyntheticCell, factorized_out
 # What computes a cell.
 TRAIN_CELL = "fasterqk_lab.synthetic._train:train"
 PROTOCOLS = ("published", "literal", "scaled-scores", "four-tokens")
-PROTOCOL_OPTION = Option("protocol", str, "which settings", default="published", choices=PROTOCOLS)
+PROTOCOL_OPTION = Option("protocol", str, "which settings", choices=PROTOCOLS)
 # The released ramp takes 200,000 steps at a base rate of 0.01; ours covers the same training time.
 RAMP_STEPS = round(200_000 * 0.01 / SyntheticCell("FAFO").lr)
 

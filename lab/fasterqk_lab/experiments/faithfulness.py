@@ -15,8 +15,7 @@ level. The baseline is then sharpened in two ways until its attention has the me
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,13 @@ from fasterqk_lab.experiments._comparison import (
     Comparison,
     Outcome,
     of_arms,
-    run_arms,
     seeds_from,
     two_arms,
 )
 from fasterqk_lab.experiments._examples import trained_facts
-from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._registry import Option
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO, table_hatexplain
-from fasterqk_lab.experiments.table_sva import FOUND_RATES, table_sva
+from fasterqk_lab.experiments.table_main import FOUND_RATES, table_sva
 from fasterqk_lab.figures import COLORS, Line, Panel, effect_record, save_panels, save_table
 from fasterqk_lab.models._classifier import attention_rows
 from fasterqk_lab.training import TrainConfig
@@ -79,21 +77,19 @@ def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
     changes: dict[str, Any] = {"random_along": True, "evaluations": EVALUATIONS}
     base, faster = (arm.replace(**changes) for arm in table.arms.values())
     title = f"{table.title}: faithfulness against its own chance"
-    options: dict[str, Any] = {"decides": (DECIDES,), "scores": SCORES, "derive": above_random}
-    options["forest"] = FOREST
-    ratio = faster.optimisation.qk_ratio
-    return two_arms(f"faithfulness-{data}", title, base, ratio, seeds_from(seeds), **options)
+    shown: dict[str, Any] = {"scores": SCORES, "derive": above_random, "forest": FOREST}
+    ratio, chosen = faster.optimisation.qk_ratio, seeds_from(seeds)
+    return two_arms(f"faithfulness-{data}", title, base, ratio, chosen, decides=(DECIDES,), **shown)
 
 
 EXPERIMENT = of_arms(
     "faithfulness",
     faithfulness,
-    options=(Option("data", str, "which data set", default="hatexplain", choices=DATA), seeds_option(5)),
+    Option("data", str, "which data set", choices=DATA),
     examples=(
         "--data sva-whole --seeds 3 --json",
         "--cells lab/paper/cells/faithfulness-hatexplain.jsonl.xz",
     ),
-    needs_data=True,
 )
 
 # --- Only temperature? ---
@@ -119,8 +115,6 @@ READINGS = {
 }
 
 Curve = Sequence[Mapping[str, float]]
-# By arm and seed: the curve of attention sharpened as read ("read") and in the model ("model").
-Curves = Mapping[tuple[str, int], Mapping[str, Curve]]
 
 
 def temperature_hatexplain(seeds: int = 5) -> Comparison:
@@ -131,8 +125,9 @@ def temperature_hatexplain(seeds: int = 5) -> Comparison:
     """
     options: dict[str, Any] = {"evaluate_at_fall": EVALUATE_AT_FALL, "stop_at_loss": LOSS}
     base = TrainConfig("hatexplain", epochs=EPOCHS, schedule="constant", **options)
-    title = "HateXplain, one layer: only temperature?"
-    return two_arms("temperature-hatexplain", title, base, QK_RATIO, seeds_from(seeds))
+    about = "temperature-hatexplain", "HateXplain, one layer: only temperature?"
+    more: dict[str, Any] = {"more": readings_of, "answers": answers, "figure": save_sharpening}
+    return two_arms(*about, base, QK_RATIO, seeds_from(seeds), **more)
 
 
 @torch.no_grad()
@@ -210,10 +205,17 @@ def at_entropy(curve: Curve, entropy: float) -> dict[str, float] | None:
     return None
 
 
-def readings_of(comparison: Comparison, curves: Curves) -> list[Value]:
+def sharpened(workload: Classification) -> dict[str, Curve]:
+    """The curves of a trained cell: its attention sharpened as ``read``, and in the ``model``."""
+    workload.config = workload.config.replace(random_along=True)
+    return {"read": sharpened_as_read(workload), "model": sharpened_in_the_model(workload)}
+
+
+def readings_of(outcome: Outcome) -> list[Value]:
     """The four `READINGS` of every seed as values."""
+    curves = trained_facts(outcome, sharpened)
     values = []
-    for seed in comparison.seeds:
+    for seed in outcome.comparison.seeds:
         baseline, faster = curves[BASELINE, seed], curves[FASTER, seed]
         entropy = faster["model"][0]["entropy"]
         records: dict[str, Mapping[str, float]] = {
@@ -223,14 +225,14 @@ def readings_of(comparison: Comparison, curves: Curves) -> list[Value]:
             "faster_qk": faster["model"][0],
         }
         values += [
-            Value(comparison.key, READINGS[reading], seed, AT, None, score, value)
+            Value(outcome.comparison.key, READINGS[reading], seed, AT, None, score, value)
             for reading, record in records.items()
             for score, value in record.items()
         ]
     return values
 
 
-def answers(measured: Measured) -> tuple[list[Effect], list[Effect]]:
+def entropy_effects(measured: Measured) -> tuple[list[Effect], list[Effect]]:
     """The faster arm minus every other reading: the two effects that decide, and the others."""
     decide: list[Effect] = []
     explore: list[Effect] = []
@@ -250,13 +252,21 @@ def reading_rows(measured: Measured) -> list[dict[str, Any]]:
         for arm in READINGS.values()
     ]
     differences: dict[str, dict[str, Any]] = {}
-    for effect in (effect for effects in answers(measured) for effect in effects):
+    for effect in chain(*entropy_effects(measured)):
         differences.setdefault(effect.label, {"reading": effect.label})[effect.score] = effect.value
     return [*rows, *differences.values()]
 
 
-def save_sharpening(outcome: Outcome, curves: Curves, out: Path) -> dict[str, str]:
-    """Draw attention and faithfulness against entropy; returns the paths."""
+def answers(outcome: Outcome) -> dict[str, Any]:
+    """The readings, and the effects at equal entropy."""
+    decide, explore = (list(map(effect_record, effects)) for effects in entropy_effects(outcome.measured))
+    rows = reading_rows(outcome.measured)
+    return {"readings": rows, "at_equal_entropy": decide, "explored_at_equal_entropy": explore}
+
+
+def save_sharpening(outcome: Outcome, out: Path) -> dict[str, Any]:
+    """Draw attention and faithfulness against entropy, and write the table of readings."""
+    comparison, curves = outcome.comparison, trained_facts(outcome, sharpened)
     colors = dict(zip(ARM_NAMES, COLORS, strict=False))
     ways = {"read": ("attention sharpened as read", MASS)}
     ways["model"] = ("scores multiplied in the model", FAITHFUL)
@@ -265,16 +275,24 @@ def save_sharpening(outcome: Outcome, curves: Curves, out: Path) -> dict[str, st
         lines = []
         for (arm, seed), both in curves.items():
             entropy, values = ([record[name] for record in both[how]] for name in ("entropy", score))
-            label = ARM_NAMES[arm] if seed == outcome.comparison.seeds[0] else ""
+            label = ARM_NAMES[arm] if seed == comparison.seeds[0] else ""
             style = {"color": colors[arm], "linewidth": 1, "alpha": 0.8, "marker": "o", "markevery": [0]}
             lines.append(Line(label, entropy, values, style))
         axes = "mean entropy of attention, nats", TITLES[score]
         panels.append(Panel(title, axes, lines, log="", falls=True, legend={} if how == "read" else None))
-    return save_panels(
+    table = save_table(
+        out,
+        comparison.name,
+        title=f"{comparison.title}: at equal entropy",
+        caption=f"Test split, mean and 95% interval over seeds. {outcome.setting()}.",
+        columns={"reading": "reading", "factor": "factor", **TITLES},
+        rows=reading_rows(outcome.measured),
+    )
+    figure = save_panels(
         panels,
         out,
-        outcome.comparison.name,
-        title=outcome.comparison.title,
+        comparison.name,
+        title=comparison.title,
         caption="A point is a trained model, the line to its right the same model sharpened; a line per "
         f"seed. {outcome.setting()}.",
         size=(3.8, 3.3),
@@ -285,43 +303,7 @@ def save_sharpening(outcome: Outcome, curves: Curves, out: Path) -> dict[str, st
             for record in curve
         ],
     )
+    return figure | {"readings": table}
 
 
-def sharpened(workload: Classification) -> dict[str, Curve]:
-    """Both curves of a trained cell."""
-    workload.config = workload.config.replace(random_along=True)
-    return {"read": sharpened_as_read(workload), "model": sharpened_in_the_model(workload)}
-
-
-def run_temperature(runner: CellRunner, seeds: int) -> dict[str, Any]:
-    curves: dict[tuple[str, int], dict[str, Curve]] = {}
-
-    def readings(outcome: Outcome) -> list[Value]:
-        curves.update(trained_facts(outcome.comparison, runner, sharpened))
-        return readings_of(outcome.comparison, curves)
-
-    comparison = replace(temperature_hatexplain(seeds), more=readings)
-    outcome = run_arms(comparison, runner)
-    decide, explore = ([effect_record(effect) for effect in some] for some in answers(outcome.measured))
-    rows = reading_rows(outcome.measured)
-    files = outcome.save(runner.out) | {
-        "readings": save_table(
-            runner.out,
-            comparison.name,
-            title=f"{comparison.title}: at equal entropy",
-            caption=f"Test split, mean and 95% interval over seeds. {outcome.setting()}.",
-            columns={"reading": "reading", "factor": "factor", **TITLES},
-            rows=rows,
-        ),
-        "entropy": save_sharpening(outcome, curves, runner.out),
-    }
-    moments = {"readings": rows, "at_equal_entropy": decide, "explored_at_equal_entropy": explore}
-    return {**outcome.summary(), **moments, "files": files}
-
-
-TEMPERATURE = Experiment(
-    "temperature-hatexplain",
-    run_temperature,
-    options=(seeds_option(5),),
-    needs_data=True,
-)
+TEMPERATURE = of_arms("temperature-hatexplain", temperature_hatexplain)

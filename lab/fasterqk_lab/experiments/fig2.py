@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fasterqk.attention.scores import DTAP_EDGES, dtap_over_seeds
 from fasterqk_lab.compare import END, LOSS, Effect, Measured, Value, compare, correct, measured
-from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments._synthetic import (
     PROTOCOL_OPTION,
     Arm,
@@ -349,7 +349,9 @@ def save_dependence(effects: Sequence[Effect], rows: Sequence[dict[str, Any]], o
     return files | {"table": save_table(out, name, rows=rows, **about)}
 
 
-def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None) -> dict[str, Any]:
+def run(
+    runner: CellRunner, protocol: str = "published", seeds: int = 5, panels: list[str] | None = None
+) -> dict[str, Any]:
     data = compute(runner, protocol, seeds=seeds, names=panels)
     summary: dict[str, Any] = {
         "protocol": data.protocol,
@@ -370,9 +372,9 @@ def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None)
 EXPERIMENT = Experiment(
     "fig2",
     run,
-    options=(
+    (
         PROTOCOL_OPTION,
-        seeds_option(5, "how many (g and h of published: at least the five that the notebooks averaged)"),
+        Option("seeds", int, "how many (g and h of published: at least the five of the notebooks)"),
         Option("panels", str, "only these (default: all)", many=True, metavar="a"),
     ),
     examples=("--protocol literal --seeds 1 # the paper's text, word for word",),

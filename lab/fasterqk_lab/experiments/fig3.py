@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fasterqk_lab.compare import END, Value
-from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.figures import Line, Panel, save_panels
 from fasterqk_lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
 
@@ -137,7 +137,7 @@ def save(curves: Sequence[Curve], protocol: str, seeds: int, out: Path) -> dict[
     )
 
 
-def run(runner: CellRunner, protocol: str, seeds: int, epochs: int) -> dict[str, Any]:
+def run(runner: CellRunner, protocol: str = "published", seeds: int = 1, epochs: int = 500) -> dict[str, Any]:
     curves = compute(runner, protocol, seeds=seeds, epochs=epochs)
     rows = [
         curve.setting
@@ -151,10 +151,9 @@ def run(runner: CellRunner, protocol: str, seeds: int, epochs: int) -> dict[str,
 EXPERIMENT = Experiment(
     "fig3",
     run,
-    options=(
-        Option("protocol", str, "which settings", "published", tuple(PROTOCOLS)),
-        seeds_option(1),
-        Option("epochs", int, "of 250 batches", default=500),
+    (
+        Option("protocol", str, "which settings", choices=tuple(PROTOCOLS)),
+        Option("epochs", int, "of 250 batches"),
     ),
     examples=("--protocol both --json",),
     details="Protocol published (default): linear layers with biases, which made the published curves; "

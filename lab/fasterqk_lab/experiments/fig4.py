@@ -230,7 +230,7 @@ def _panels(data: Fig4) -> list[Panel]:
     ]
 
 
-def run(runner: CellRunner, M: int, optimizer: str) -> dict[str, Any]:
+def run(runner: CellRunner, M: int = 5, optimizer: str = "gradient_flow") -> dict[str, Any]:
     data = compute(M, optimizer)
     runner.add(data.values())
     return {
@@ -245,9 +245,9 @@ def run(runner: CellRunner, M: int, optimizer: str) -> dict[str, Any]:
 EXPERIMENT = Experiment(
     "fig4",
     run,
-    options=(
-        Option("M", int, "classes: 5 as in the paper's caption (default), 20 as in the notebook", default=5),
-        Option("optimizer", str, "whose dynamics", default="gradient_flow", choices=OPTIMIZERS),
+    (
+        Option("M", int, "classes: 5 as in the paper's caption (default), 20 as in the notebook"),
+        Option("optimizer", str, "whose dynamics", choices=OPTIMIZERS),
     ),
     examples=("--M 20 --json", "--optimizer sign"),
     trains=False,
@@ -265,10 +265,4 @@ def run_identities(runner: CellRunner) -> dict[str, Any]:
     return {"identities": rows, "verdict": "every identity holds"}
 
 
-IDENTITIES = Experiment(
-    "identities",
-    run_identities,
-    options=(),
-    examples=("--json",),
-    trains=False,
-)
+IDENTITIES = Experiment("identities", run_identities, examples=("--json",), trains=False)

@@ -18,9 +18,9 @@ import numpy as np
 
 from fasterqk.console import Progress
 from fasterqk.theory import Setting, product_law, solve
-from fasterqk_lab.compare import LOSS, Value, compare, correct, crossings, value_at
-from fasterqk_lab.experiments._comparison import EQUAL, Comparison, run_arms, seeds_from
-from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.compare import LOSS, Effect, Value, compare, correct, crossings, value_at
+from fasterqk_lab.experiments._comparison import EQUAL, Comparison, Outcome, run_comparison, seeds_from
+from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting
 from fasterqk_lab.experiments.ablation_hatexplain import constant_rate
 from fasterqk_lab.figures import (
@@ -158,17 +158,17 @@ def descend_population(
 
 def read_population(runner: CellRunner, seeds: int) -> list[Reading]:
     """One reading per condition, seed, R, split and loss."""
-    cells = {(cell, seed): replace(cell, seed=seed) for seed in range(seeds) for cell in CONDITIONS}
+    cells = {(cell.condition, seed): replace(cell, seed=seed) for seed in range(seeds) for cell in CONDITIONS}
     function = "fasterqk_lab.experiments.product_law:descend_population"
-    results = runner.run(cells, function, title="product-law, population", arm=lambda key: key[0].condition)
+    results = runner.run(cells, function, title="product-law, population")
     readings = []
-    for (cell, seed), result in results.items():
+    for (condition, seed), cell in cells.items():
         widths = {"qk_width": cell.qk_width, "ov_width": cell.ov_width}
-        for arm in result["arms"]:
+        for arm in results[condition, seed]["arms"]:
             split, R = arm["split"], arm["product"]
             ratio = product_law(R, 1, optimizer="sign", classes=cell.setting.M, **widths)
             law = solve(cell.setting, ratio, loss=POPULATION_LEVELS, optimizer="sign").alpha
-            about = "population", cell.condition, seed, split, R
+            about = "population", condition, seed, split, R
             points = zip(POPULATION_LEVELS, arm["attention"], law, strict=True)
             readings += [
                 Reading(*about, level, attention, float(alpha)) for level, attention, alpha in points
@@ -236,22 +236,27 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
         "1/V and 1/O, rest slowed": longer.replace(faster=NOT_QUERY_KEY, qk_ratio=1 / root),
     }
     title = f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways"
-    return Comparison("product-law-hatexplain", title, "paper", arms, seeds_from(seeds))
+    more: dict[str, Any] = {"answers": answers, "figure": save_reference}
+    return Comparison("product-law-hatexplain", title, "paper", arms, seeds_from(seeds), **more)
 
 
-def run_hatexplain(runner: CellRunner, seeds: int) -> dict[str, Any]:
-    """All arms against equal rates, and against `REFERENCE`, from which they differ unless the law holds."""
-    outcome = run_arms(hatexplain_arms(seeds), runner)
+def reference_effects(outcome: Outcome) -> list[Effect]:
+    """All arms against `REFERENCE`, from which they differ unless the law holds."""
     others = [arm for arm in outcome.comparison.arms if arm != REFERENCE]
-    effects = correct([compare(outcome.measured, (arm, REFERENCE), "mrta", label=arm) for arm in others])
+    return correct([compare(outcome.measured, (arm, REFERENCE), "mrta", label=arm) for arm in others])
+
+
+def answers(outcome: Outcome) -> dict[str, Any]:
+    return {"minus_reference": list(map(effect_record, reference_effects(outcome)))}
+
+
+def save_reference(outcome: Outcome, out: Path) -> dict[str, Any]:
+    """Draw the differences to `REFERENCE`, and write their table."""
+    effects, name = reference_effects(outcome), outcome.comparison.name
     caption = f"Attention on relevant tokens minus that of {REFERENCE} at equal loss, paired by seed."
-    name, title = outcome.comparison.name, outcome.comparison.title
-    shared: dict[str, Any] = {"title": title, "caption": f"{caption} {outcome.setting()}."}
-    files = outcome.save(runner.out)
-    files["reference"] = save_forest(effects, {"mrta": outcome.scores["mrta"]}, runner.out, name, **shared)
-    records = [effect_record(effect) for effect in effects]
-    files["reference_table"] = effect_table(effects, runner.out, name, **shared)
-    return {**outcome.summary(), "minus_reference": records, "files": files}
+    about: dict[str, Any] = {"title": outcome.comparison.title, "caption": f"{caption} {outcome.setting()}."}
+    figure = save_forest(effects, {"mrta": outcome.scores["mrta"]}, out, name, **about)
+    return figure | {"table": effect_table(effects, out, name, **about)}
 
 
 # --- What came out ---
@@ -326,24 +331,22 @@ def save(readings: Sequence[Reading], out: Path) -> dict[str, str]:
     )
 
 
-def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
-    chosen = parts or PARTS[:2]
+def run(runner: CellRunner, seeds: int = 3, parts: Sequence[str] = PARTS[:2]) -> dict[str, Any]:
     readers = {"population": read_population, "toy": read_toy}
-    readings = [reading for part in chosen if part in readers for reading in readers[part](runner, seeds)]
+    readings = [reading for part in parts if part in readers for reading in readers[part](runner, seeds)]
     runner.add(value for reading in readings for value in reading.values())
     summary: dict[str, Any] = {}
     if readings:
         summary = {"splits_of_one_R": summarize(readings), "files": save(readings, runner.out)}
-    return summary | ({"hatexplain": run_hatexplain(runner, seeds)} if "hatexplain" in chosen else {})
+    if "hatexplain" in parts:
+        summary["hatexplain"] = run_comparison(hatexplain_arms(seeds), runner)
+    return summary
 
 
 EXPERIMENT = Experiment(
     "product-law",
     run,
-    options=(
-        seeds_option(3),
-        Option("parts", str, "which (default: the first two)", choices=PARTS, many=True),
-    ),
+    (Option("parts", str, "which (default: the first two)", choices=PARTS, many=True),),
     examples=("--parts population --seeds 1 --json", "--parts hatexplain --seeds 3"),
     needs_data=True,
 )

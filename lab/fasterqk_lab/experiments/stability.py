@@ -23,7 +23,7 @@ from typing import Any
 
 from fasterqk.attention.statistics import Interval, interval
 from fasterqk_lab.compare import Effect, Measured, Value, compare, correct, measured
-from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.figures import (
     COLORS,
     INK,
@@ -71,11 +71,7 @@ Results = Mapping[Key, Mapping[str, Any]]
 
 
 def stability_cells(
-    methods: Sequence[str] = tuple(METHODS),
-    widths: Sequence[int] = WIDTHS,
-    seeds: int = 3,
-    exploratory_seeds: int | None = None,
-    steps: int = STEPS,
+    methods: Sequence[str] = tuple(METHODS), seeds: int = 3, steps: int = STEPS
 ) -> dict[Key, PretrainingCell]:
     """All cells: first those that decide, then one seed after the other, then the other widths.
 
@@ -85,17 +81,17 @@ def stability_cells(
     """
     deciding = [name for name in DECIDING if name in methods]
     others = [name for name in methods if name not in DECIDING]
-    groups: list[tuple[list[str], int, tuple[float, ...], int]] = [
-        (deciding, WIDTH, RATES, seeds),
-        (others, WIDTH, RATES, exploratory_seeds or seeds),
+    groups: list[tuple[list[str], int, tuple[float, ...]]] = [
+        (deciding, WIDTH, RATES),
+        (others, WIDTH, RATES),
     ]
-    groups += [(deciding, width, WIDTH_RATES, seeds) for width in widths if width != WIDTH]
+    groups += [(deciding, width, WIDTH_RATES) for width in WIDTHS]
     return {
         (name, width, rate, seed): PretrainingCell(
             **METHODS[name], lr=rate, width=width, steps=steps, seed=seed
         )
-        for names, width, rates, count in groups
-        for seed in range(count)
+        for names, width, rates in groups
+        for seed in range(seeds)
         for name in names
         for rate in rates
     }
@@ -287,25 +283,19 @@ def save(
 
 
 def run(
-    runner: CellRunner,
-    seeds: int,
-    exploratory_seeds: int | None,
-    methods: list[str] | None,
-    widths: list[int] | None,
-    steps: int,
+    runner: CellRunner, seeds: int = 3, methods: Sequence[str] = tuple(METHODS), steps: int = STEPS
 ) -> dict[str, Any]:
-    cells = stability_cells(methods or list(METHODS), widths or WIDTHS, seeds, exploratory_seeds, steps)
-    function = "fasterqk_lab.training._pretraining:pretrain"
-    results = runner.run(cells, function, title="stability", arm=lambda key: arm_name(*key[:3]))
-    runner.add(measured("stability", {(arm_name(*key[:3]), key[3]): results[key] for key in cells}).values)
+    cells = stability_cells(methods, seeds, steps)
+    named = {(arm_name(*key[:3]), key[3]): cell for key, cell in cells.items()}
+    done = runner.run(named, "fasterqk_lab.training._pretraining:pretrain", title="stability")
+    results = dict(zip(cells, done.values(), strict=True))
     table = Measured("stability-methods", method_values(results))
-    runner.add(table.values)
+    runner.add([*measured("stability", done).values, *table.values])
     rates = rate_rows(results)
     families = list(dict.fromkeys((name, width) for name, width, *_ in cells))
     deciding, others = method_effects(table, families)
     about = {"steps": steps, "cells": len(cells), "seeds": seeds}
-    about["exploratory_seeds"] = exploratory_seeds or seeds
-    setting = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in about.items())
+    setting = ", ".join(f"{count} {what}" for what, count in about.items())
     return about | {
         "by_rate": rates,
         "minus_plain_what_decides": [effect_record(effect) for effect in deciding],
@@ -317,15 +307,12 @@ def run(
 EXPERIMENT = Experiment(
     "stability",
     run,
-    options=(
-        seeds_option(3, "of the methods that decide: plain and qk_ratio=0.1"),
-        Option("exploratory_seeds", int, "of all other methods (default: as many)"),
+    (
         Option("methods", str, "only these (default: all)", choices=tuple(METHODS), many=True),
-        Option("widths", int, "of plain and qk_ratio=0.1, beside 96 (default: 64,128)", many=True),
-        Option("steps", int, "of every training", default=STEPS),
+        Option("steps", int, "of every training"),
     ),
     examples=(
-        "--methods plain,qk_ratio=0.1 --widths 96 --seeds 1 --steps 40",
+        "--methods plain,qk_ratio=0.1 --seeds 1 --steps 40",
         "--cells lab/paper/cells/stability.jsonl.xz",
     ),
     needs_data=True,

@@ -12,15 +12,13 @@ from typing import Any
 
 from fasterqk_lab.compare import Value
 from fasterqk_lab.experiments._comparison import (
-    EQUAL,
     Comparison,
     Outcome,
     of_arms,
-    qk_arm,
+    ratio_arms,
     seeds_from,
     two_arms,
 )
-from fasterqk_lab.experiments._registry import EPOCHS_OPTION, Option, seeds_option
 from fasterqk_lab.training import TrainConfig
 
 # --- Subject-verb agreement ---
@@ -36,12 +34,7 @@ def table_agreement(seeds: int = 3, epochs: int | None = None) -> Comparison:
     return two_arms("table-agreement", title, base, AGREEMENT_RATIO, range(seeds), examples=True)
 
 
-EXPERIMENT = of_arms(
-    "table-agreement",
-    table_agreement,
-    options=(seeds_option(3), EPOCHS_OPTION),
-    examples=("--seeds 5 --out out --json",),
-)
+EXPERIMENT = of_arms("table-agreement", table_agreement, needs_data=False)
 
 # --- Key-value questions ---
 
@@ -91,12 +84,7 @@ def learnt_values(outcome: Outcome) -> list[Value]:
     ]
 
 
-KVQA = of_arms(
-    "table-kvqa",
-    table_kvqa,
-    options=(seeds_option(1), EPOCHS_OPTION),
-    examples=("--seeds 3 --out out --json",),
-)
+KVQA = of_arms("table-kvqa", table_kvqa, examples=("--seeds 3 --out out --json",), needs_data=False)
 
 # --- Carried pairs ---
 
@@ -113,8 +101,8 @@ SCORES = (
 FOREST = (*DECIDES, "layer_2_best_head_mrta", "carried_layer_2_best_head_mrta")
 
 
-def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Comparison:
-    """Equal rates, and the query-key circuit alone faster by each of ``ratios``.
+def carried_kvqa(seeds: int = 10) -> Comparison:
+    """Equal rates, and the query-key circuit alone faster by each of `RATIOS`.
 
     >>> list(carried_kvqa().arms)
     ['equal rates', 'QK ×2', 'QK ×5']
@@ -132,7 +120,7 @@ def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Compariso
         "carried-kvqa",
         "Generated key-value questions: when the pairs are found, and where",
         "paper",
-        {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios},
+        ratio_arms(base, RATIOS),
         # The questions come from looking at `table-kvqa`, which has seeds 0 to 2; others answer them.
         seeds_from(seeds, first=3),
         decides=DECIDES,
@@ -144,12 +132,4 @@ def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Compariso
     )
 
 
-CARRIED = of_arms(
-    "carried-kvqa",
-    carried_kvqa,
-    options=(
-        seeds_option(10),
-        Option("ratios", float, "multipliers of the QK rate, beside equal rates", default=RATIOS, many=True),
-    ),
-    examples=("--seeds 1 --ratios 5 # a quick look", "--cells lab/paper/cells/carried-kvqa.jsonl.xz"),
-)
+CARRIED = of_arms("carried-kvqa", carried_kvqa, needs_data=False)

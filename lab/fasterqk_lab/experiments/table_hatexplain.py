@@ -9,16 +9,15 @@ from typing import Any
 
 from fasterqk_lab.experiments._comparison import (
     BASELINE,
-    EQUAL,
     FASTER,
     Comparison,
     of_arms,
     printed_row,
-    qk_arm,
+    ratio_arms,
     seeds_from,
     two_arms,
 )
-from fasterqk_lab.experiments._registry import EPOCHS_OPTION, PROTOCOL_OPTION, Option, seeds_option
+from fasterqk_lab.experiments._registry import Option
 from fasterqk_lab.training import TrainConfig
 
 QK_RATIO = 30
@@ -71,9 +70,7 @@ def _released(base: TrainConfig) -> dict[str, TrainConfig]:
 EXPERIMENT = of_arms(
     "table-hatexplain",
     table_hatexplain,
-    options=(PROTOCOL_OPTION, seeds_option(5), EPOCHS_OPTION),
     examples=("--protocol released --seeds 5 --json", "--seeds 1 --epochs 10 # a quick look"),
-    needs_data=True,
 )
 
 # --- Two and four layers ---
@@ -98,7 +95,6 @@ PAPER_LAYERS = {
         FASTER: printed_row(0.9589, 0.5851, 12.89, 6.45, 0.16, 0.44, 0.26),
     },
 }
-LAYERS_OPTION = Option("layers", int, "which depths", default=(2, 4), choices=(2, 4), many=True)
 
 
 def table_layers(layers: int, seeds: int | None = None, epochs: int | None = None) -> Comparison:
@@ -121,14 +117,9 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
 
 LAYERS = of_arms(
     "table-layers",
-    lambda layers, seeds, epochs: [table_layers(depth, seeds, epochs) for depth in layers],
-    options=(
-        LAYERS_OPTION,
-        seeds_option(None, "how many (default: 5 for 2 layers, 3 for 4)"),
-        EPOCHS_OPTION,
-    ),
+    lambda layers=(2, 4), seeds=None, epochs=None: [table_layers(depth, seeds, epochs) for depth in layers],
+    Option("seeds", int, "how many (default: 5 for 2 layers, 3 for 4)"),
     examples=("--layers 2 --epochs 30 --json", "--layers 2 --seeds 1 --epochs 2 # a quick look"),
-    needs_data=True,
 )
 
 # --- The same depths at a stable QK rate: 5.6e-4 with two layers and 9e-4 with four ---
@@ -153,7 +144,7 @@ def depth_hatexplain(layers: int, seeds: int = 5) -> Comparison:
         f"depth-hatexplain-{layers}",
         f"{table.title}, a stable QK rate",
         "paper",
-        {EQUAL: base, qk_arm(STABLE_RATIO): base.replace(qk_ratio=STABLE_RATIO)},
+        ratio_arms(base, [STABLE_RATIO]),
         table.seeds,
         decides=DECIDES,
         scores={"mrta": "rollout, no residual", "residual_mrta": "rollout, residual .5"}
@@ -166,8 +157,6 @@ def depth_hatexplain(layers: int, seeds: int = 5) -> Comparison:
 
 DEPTH = of_arms(
     "depth-hatexplain",
-    lambda layers, seeds: [depth_hatexplain(depth, seeds) for depth in layers],
-    options=(LAYERS_OPTION, seeds_option(5)),
+    lambda layers=(2, 4), seeds=5: [depth_hatexplain(depth, seeds) for depth in layers],
     examples=("--layers 2 --seeds 1 # a quick look",),
-    needs_data=True,
 )

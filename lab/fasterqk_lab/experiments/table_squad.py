@@ -12,7 +12,7 @@ from fasterqk_lab.experiments._comparison import (
     printed_row,
     seeds_from,
 )
-from fasterqk_lab.experiments._registry import EPOCHS_OPTION, Option, seeds_option
+from fasterqk_lab.experiments._registry import Option
 from fasterqk_lab.training import TrainConfig
 
 # Steps an epoch of the released notebooks: 60,000 questions, 64 a step; they warm up for 1,000 steps.
@@ -119,11 +119,8 @@ def table_squad(
     arms: Sequence[str] = (),
     seeds: int = 1,
     epochs: int | None = None,
-    lr: float | None = None,
 ) -> dict[str, Comparison]:
-    """The experiment of each protocol that the chosen ``arms`` (all of the size's) belong to.
-
-    ``lr`` is another base rate for the arms of the paper's protocol.
+    """The comparison of each protocol that the chosen ``arms`` (all of the size's) belong to.
 
     >>> experiment = table_squad("small")["paper"]
     >>> {arm: config.optimisation.qk_ratio for arm, config in experiment.arms.items()}
@@ -133,7 +130,7 @@ def table_squad(
     for arm in arms:
         if arm not in known:
             raise InputError(f"size {size!r} has no arm {arm!r}; choose from {', '.join(known)}")
-    base = TrainConfig("squad", **(SIZES[size] | ({"lr": lr} if lr else {})))
+    base = TrainConfig("squad", **SIZES[size])
     shorter = {"epochs": epochs} if epochs else {}
     configs: dict[str, dict[str, TrainConfig]] = {}
     for arm in known:
@@ -156,24 +153,17 @@ def table_squad(
 
 EXPERIMENT = of_arms(
     "table-squad",
-    lambda size, arms, seeds, lr, epochs: [*table_squad(size, arms, seeds, epochs, lr).values()],
-    options=(
-        Option("size", str, "paper, small (default) or tiny (a test)", default="small"),
-        Option(
-            "arms",
-            str,
-            "of same, faster_qk and, in the paper's size, released_same, released_faster (default: all)",
-            default=(),
-            many=True,
-            metavar="ARM",
-        ),
-        seeds_option(1),
-        Option("lr", float, "another base rate for same and faster_qk"),
-        EPOCHS_OPTION,
+    table_squad,
+    Option("size", str, "paper, small (default) or tiny (a test)"),
+    Option(
+        "arms",
+        str,
+        "of same, faster_qk and, in the paper's size, released_same, released_faster (default: all)",
+        many=True,
+        metavar="ARM",
     ),
     examples=(
         "--arms same --out out # one arm, to run them apart",
         "--size paper --arms released_same --seeds 5 --json",
     ),
-    needs_data=True,
 )

@@ -44,15 +44,15 @@ def test_the_choice_of_a_word_says_the_class_only_where_the_query_knows_it(train
 
 
 def test_bits_are_compared_with_those_of_shuffled_classes(rebuilt, capsys):
-    comparison = covert_hatexplain(seeds=2, layers=[2])
+    comparison = covert_hatexplain(seeds=2)
     facts = {
         f"{arm} {seed}": dict.fromkeys(SCORES, 0.5)
         | {"bits": bits + seed / 1e5, "null_bits": 0.01, "drop": float("nan")}
         for seed in comparison.seeds
-        for arm, bits in (("two layers", 0.0), ("two layers, faster QK", 0.8))
+        for arm, bits in (dict.fromkeys(comparison.arms, 0.0) | {"two layers, faster QK": 0.8}).items()
     }
     history = [{"loss": 1.0, "mrta": 0.4}, {"loss": 0.5, "mrta": 0.5}]
-    summary = rebuilt("covert-hatexplain", [comparison], lambda *_: history, facts, seeds=2, layers=[2])
+    summary = rebuilt("covert-hatexplain", [comparison], lambda *_: history, facts, seeds=2)
     last = summary["bits_above_those_of_shuffled_classes"][-1]
     assert (last["arm"], last["difference"]["n"]) == ("two layers, faster QK", 2)
     assert last["difference"]["mean"] == pytest.approx(0.79 + 1234.5e-5, rel=1e-4)

@@ -9,14 +9,14 @@ import pytest
 from fasterqk.theory import Setting
 from fasterqk_lab.cli.main import main
 from fasterqk_lab.compare import read_values
-from fasterqk_lab.experiments import prediction as module
+from fasterqk_lab.experiments import phase as module
 from fasterqk_lab.experiments._synthetic import theory_setting
-from fasterqk_lab.experiments.prediction import (
+from fasterqk_lab.experiments.phase import (
     VARIED,
-    arms,
     crossing,
     predicted,
     predicted_ratio,
+    prediction_arms,
     varied_language,
 )
 
@@ -36,9 +36,9 @@ def test_only_what_varies_varies():
         for other in {"b", "M"} - {name}:
             assert {getattr(s, other) for s in settings} == {getattr(base, other)}
     assert (
-        len({arm.name for arm in arms()})
-        == len({(arm.about["family"], arm.cell) for arm in arms()})
-        == len(arms())
+        len({arm.name for arm in prediction_arms()})
+        == len({(arm.about["family"], arm.cell) for arm in prediction_arms()})
+        == len(prediction_arms())
     )
 
 
@@ -76,6 +76,6 @@ def test_the_command(tmp_path, monkeypatch, capsys, in_process):
             row["needed"]["mean"], rel=1e-5
         )
     assert values["FAFO, M = 2", "needed ratio", "sign"] == pytest.approx(row["sign"]["mean"], rel=1e-5)
-    monkeypatch.setattr(module, "save", lambda *_: summary["files"])  # drawn once
+    monkeypatch.setattr(module, "save_prediction", lambda *_: summary["files"])  # drawn once
     assert main(words) == 0
     assert "distance of the theories" in capsys.readouterr().out

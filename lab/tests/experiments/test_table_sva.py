@@ -7,9 +7,9 @@ from fasterqk.errors import InputError
 from fasterqk.files import config_values
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import _registry
-from fasterqk_lab.experiments import table_sva as module
+from fasterqk_lab.experiments import table_main as module
 from fasterqk_lab.experiments._comparison import BASELINE, FASTER
-from fasterqk_lab.experiments.table_sva import RATES, choose_rate, released_epochs, table_sva
+from fasterqk_lab.experiments.table_main import RATES, choose_rate, released_epochs, table_sva
 
 
 def differences(comparison):

@@ -1,7 +1,8 @@
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments.ratio_or_rate import choose, ratio_or_rate, tuned_arms, tunings
+from fasterqk_lab.experiments.ratio_or_rate import ratio_or_rate
+from fasterqk_lab.experiments.tuning import choose, tuned_arms, tunings
 
 
 class MadeUp:

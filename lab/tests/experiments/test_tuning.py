@@ -6,7 +6,7 @@ import fasterqk_lab.training
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments._tuning import HIGHEST, LOWEST, RATES, RATIOS, Search, search_of, tune
+from fasterqk_lab.experiments.tuning import HIGHEST, LOWEST, RATES, RATIOS, Search, search_of, tune
 from fasterqk_lab.training import TrainConfig
 
 
