@@ -267,11 +267,7 @@ def configure_bench(parser: Parser) -> None:
         "--out", default="bench", metavar="DIR", help="for bench.json and the figure (default: bench)"
     )
     whole.add_argument(
-        "--skip",
-        type=list_of(str),
-        default=[],
-        metavar="NAMES",
-        help="left out, such as stability (minutes)",
+        "--skip", type=list_of(str), default=[], metavar="NAMES", help="left out, such as stability (minutes)"
     )
     add_json(whole)
 

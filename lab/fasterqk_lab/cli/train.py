@@ -38,11 +38,7 @@ TASK_OPTIONS: dict[str, tuple[Any, str, str]] = {
     "layers": (positive_int, "N", "depth of the model (the task's own)"),
     "form": (str, "NAME", "another form of the task's data"),
     "data": (str, "FILE.jsonl", "your data, for task jsonl"),
-    "data_dir": (
-        str,
-        "DIR",
-        "data folder (default: $FASTERQK_DATA, checkout)",
-    ),
+    "data_dir": (str, "DIR", "data folder (default: $FASTERQK_DATA, checkout)"),
 }
 TRAIN_OPTIONS: dict[str, tuple[Any, str, str]] = {
     "qk_ratio": (positive_float, "R", "QK learning rate times R (1)"),

@@ -5,9 +5,11 @@ its cells are trained or read, their values are kept as tidy rows, the arms are 
 (``fasterqk_lab.compare``), and the table and the figures are written.
 """
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,7 @@ from fasterqk_lab.compare import (
     measured,
 )
 from fasterqk_lab.experiments._registry import Cell, CellRunner, Experiment, Option
-from fasterqk_lab.figures import (
-    effect_record,
-    save_curve,
-    save_document,
-    save_dtaps,
-    save_forest,
-    save_table,
-)
+from fasterqk_lab.figures import effect_record, save_curve, save_document, save_dtaps, save_forest, save_table
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._classification import pretrained_folder
@@ -160,29 +155,32 @@ def two_arms(
     base: TrainConfig,
     qk_ratio: float,
     seeds: Sequence[int],
-    printed: Printed | None = None,
+    numbers: Printed | None = None,
     **options: Any,
 ) -> Comparison:
     """The paper's protocol: ``base``, and the same with a faster query-key circuit and no other change."""
     arms = {BASELINE: base, FASTER: base.replace(qk_ratio=qk_ratio)}
-    return Comparison(name, title, "paper", arms, tuple(seeds), printed or {}, **options)
+    return Comparison(name, title, "paper", arms, tuple(seeds), numbers or {}, **options)
 
 
-def printed_row(
-    train: float,
-    test: float,
-    ac: float,
-    acmc: float,
-    mrta: float,
-    sufficiency: float,
-    comprehensiveness: float,
-    *,
-    fit: str = "accuracy",
-    **others: float,
-) -> dict[str, float]:
-    """One row of a table of the paper, in the order of its columns, under our names of the scores."""
-    row = {f"train_{fit}": train, f"test_{fit}": test, "ac": ac, "acmc": acmc, "mrta": mrta}
-    return row | {"sufficiency_5": sufficiency, "comprehensiveness_5": comprehensiveness} | others
+def printed(data: str, *sources: str) -> Printed:
+    """What ``sources``, or the paper and the notebooks, print of both arms; see ``printed.toml``.
+
+    >>> printed("hatexplain", "paper")["paper"]["faster_qk"]["mrta"]
+    0.31
+    """
+    entry = printed_numbers()[data]
+    return {
+        source: {arm: dict(zip(entry["scores"], row, strict=False)) for arm, row in entry[source].items()}
+        for source in sources or SOURCES
+    }
+
+
+@cache
+def printed_numbers() -> dict[str, Any]:
+    """Everything in ``printed.toml``."""
+    text = files("fasterqk_lab.experiments").joinpath("printed.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def layer_scores(layers: int) -> dict[str, str]:
@@ -345,8 +343,8 @@ class Outcome:
             row["difference"] = effect.value
             row |= {"levels": effect.agreement} if effect.curve else {}
         if at == END:
-            printed = {source: arms.get(arm, {}) for source, arms in comparison.printed.items()}
-            row |= {source: numbers[score] for source, numbers in printed.items() if score in numbers}
+            numbers = {source: arms.get(arm, {}) for source, arms in comparison.printed.items()}
+            row |= {source: scores[score] for source, scores in numbers.items() if score in scores}
         return row
 
     def summary(self) -> dict[str, Any]:
@@ -435,24 +433,24 @@ class Outcome:
         shown = self.comparison.forest or self.comparison.decides
         effects = [effect for effect in (*self.effects, *self.explored) if effect.score in shown]
         titles = {score: self.scores.get(score, score) for score in shown}
-        files: dict[str, Any] = {"table": self._save_table(out, **about)}
+        paths: dict[str, Any] = {"table": self._save_table(out, **about)}
         if effects:
-            files["forest"] = save_forest(effects, titles, out, name, names=ARM_NAMES, **about)
+            paths["forest"] = save_forest(effects, titles, out, name, names=ARM_NAMES, **about)
         curves = [effect for effect in effects if effect.curve] or self._effects(list(shown), LEVEL)
         if any(effect.curve for effect in curves):
-            files["curve"] = save_curve(curves, titles, out, f"{name}-curve", names=ARM_NAMES, **about)
+            paths["curve"] = save_curve(curves, titles, out, f"{name}-curve", names=ARM_NAMES, **about)
         if layers := self.by_layer():
             titles = {score: title_of(score) for score in dict.fromkeys(effect.score for effect in layers)}
             about["title"] = f"{title}: attention by layer"
-            files["layers"] = save_forest(layers, titles, out, f"{name}-by-layer", **about)
+            paths["layers"] = save_forest(layers, titles, out, f"{name}-by-layer", **about)
         if 0 < len(self.dtaps) <= 4:
             dtaps = {arm_text(arm): table for arm, table in self.dtaps.items()}
             about = {"title": f"{title}: DTAP", "caption": f"{setting}."}
-            files["dtap"] = save_dtaps(dtaps, out, f"{name}-dtap", **about)
+            paths["dtap"] = save_dtaps(dtaps, out, f"{name}-dtap", **about)
         self._save_effects(out)
         if self.comparison.figure is not None:
-            files["figure"] = self.comparison.figure(self, out)
-        return files
+            paths["figure"] = self.comparison.figure(self, out)
+        return paths
 
     def _save_table(self, out: Path, *, title: str, caption: str) -> dict[str, str]:
         rows = [
@@ -501,13 +499,13 @@ def run_arms(comparison: Comparison, runner: CellRunner) -> Outcome:
 def run_comparison(comparison: Comparison, runner: CellRunner) -> dict[str, Any]:
     """Run what is not done yet, write everything, and return what ``--json`` prints."""
     outcome = run_arms(comparison, runner)
-    files = outcome.save(runner.out)
+    paths = outcome.save(runner.out)
     if comparison.examples and not runner.rebuilds and not outcome.diverged:  # they need the weights
         from fasterqk_lab.experiments._examples import save_attention
 
         arms = {arm_text(arm): config for arm, config in comparison.arms.items()}
         save_attention(outcome, arms, runner.out)
-    return {**outcome.summary(), **plain(comparison.answers(outcome)), "files": files}
+    return {**outcome.summary(), **plain(comparison.answers(outcome)), "files": paths}
 
 
 def of_arms(

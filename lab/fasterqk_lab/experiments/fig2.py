@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fasterqk.attention.scores import DTAP_EDGES, dtap_over_seeds
 from fasterqk_lab.compare import END, LOSS, Effect, Measured, Value, compare, correct, measured
+from fasterqk_lab.experiments._comparison import printed_numbers
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments._synthetic import (
     PROTOCOL_OPTION,
@@ -32,30 +33,6 @@ from fasterqk_lab.synthetic import PARAMETERIZATIONS
 
 # The panel with equal rates that a panel with a faster query-key circuit is compared with.
 BASELINES = {"e": "a", "f": "a", "g": "d", "h": "d", "i": "b", "j": "c"}
-# The top row (probability above .8) of the heat maps that are saved in the released notebooks, in percent.
-RELEASED_TOP_ROWS = {
-    "a": (0.1, 64.1, 35.7, 0.0, 0.0),
-    "b": (0.0, 0.0, 0.0, 5.4, 94.6),
-    "g": (0.0, 0.0, 2.3, 76.8, 20.8),
-    "h": (0.0, 0.0, 2.6, 86.9, 10.5),
-}
-# Mean losses of 100 epochs each that those notebooks print for torch seed 1234, by epoch.
-RELEASED_LOSSES = {
-    "a": {100: 2.901, 200: 1.310, 300: 0.081, 400: 0.009, 500: 0.005, 600: 0.003, 800: 0.002, 1100: 0.001},
-    "b": {100: 2.522, 200: 1.030, 300: 0.564, 400: 0.376, 500: 0.280, 600: 0.222, 700: 0.183, 800: 0.156}
-    | {900: 0.132, 1000: 0.087, 1100: 0.033, 1200: 0.015, 1300: 0.009, 1900: 0.002, 2500: 0.001},
-    "g": {100: 3.284, 200: 2.212, 300: 1.466, 400: 0.928, 500: 0.493, 600: 0.216, 700: 0.101, 800: 0.056}
-    | {900: 0.036, 1000: 0.026, 2000: 0.006},
-    "h": {100: 3.285, 200: 2.220, 300: 1.500, 400: 1.035, 500: 0.711, 600: 0.468, 700: 0.293, 800: 0.178}
-    | {900: 0.110, 1000: 0.071, 2000: 0.007},
-}
-# The last of them, for each of the five seeds.
-RELEASED_FINAL_LOSSES = {
-    "g": (0.006, 0.006, 0.006, 0.007, 0.007),
-    "h": (0.007, 0.008, 0.007, 0.008, 0.008),
-}
-
-
 COLUMNS = {
     "panel": "panel",
     "title": "model",
@@ -175,20 +152,20 @@ def differences_from_saved(data: Fig2) -> list[dict[str, Any]]:
     seed that they print.
     """
     rows = []
-    for name, saved in RELEASED_TOP_ROWS.items():
-        if name not in data.records or not data.records[name]["mrta"]:
+    for name, saved in printed_numbers()["fig2"].items():
+        record = data.records.get(name)
+        if not record or not record["mrta"]:
             continue
-        windows = [data.results[name, seed]["window_losses"] for seed in data.records[name]["seeds"]]
-        finals = RELEASED_FINAL_LOSSES.get(name, ())
-        points = [ours - theirs for ours, theirs in zip(data.records[name]["dtap"][-1], saved, strict=True)]
+        windows = [data.results[name, seed]["window_losses"] for seed in record["seeds"]]
+        points = [a - b for a, b in zip(record["dtap"][-1], saved["top_row"], strict=True)]
         losses = {
-            str(epoch): [windows[0][epoch // 100 - 1], theirs]
-            for epoch, theirs in RELEASED_LOSSES[name].items()
-            if epoch // 100 <= len(windows[0])
+            epoch: [windows[0][int(epoch) // 100 - 1], theirs]
+            for epoch, theirs in saved["losses"].items()
+            if int(epoch) // 100 <= len(windows[0])
         }
-        both = [[ours[-1], theirs] for ours, theirs in zip(windows, finals, strict=False)]
-        row = {"panel": name, "most_points": max(map(abs, points)), "top_row": points}
-        rows.append(row | {"losses": losses, "final_losses": both})
+        last = zip(windows, saved.get("final_losses", ()), strict=False)
+        row = {"panel": name, "most_points": max(map(abs, points)), "top_row": points, "losses": losses}
+        rows.append(row | {"final_losses": [[ours[-1], theirs] for ours, theirs in last]})
     return rows
 
 

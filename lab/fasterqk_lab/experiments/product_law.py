@@ -23,15 +23,7 @@ from fasterqk_lab.experiments._comparison import EQUAL, Comparison, Outcome, run
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting
 from fasterqk_lab.experiments.ablation_hatexplain import constant_rate
-from fasterqk_lab.figures import (
-    Line,
-    Panel,
-    effect_record,
-    effect_table,
-    lines_of,
-    save_forest,
-    save_panels,
-)
+from fasterqk_lab.figures import Line, Panel, effect_record, effect_table, lines_of, save_forest, save_panels
 from fasterqk_lab.theory import Population, descend, small_start
 
 PARTS = ("population", "toy", "hatexplain")

@@ -12,7 +12,7 @@ from fasterqk_lab.experiments._comparison import (
     FASTER,
     Comparison,
     of_arms,
-    printed_row,
+    printed,
     ratio_arms,
     seeds_from,
     two_arms,
@@ -24,18 +24,6 @@ QK_RATIO = 30
 
 # --- One layer ---
 
-# The paper's Table 1; its k is not stated, the notebooks use 5 (and 20 for one baseline).
-PAPER = {
-    BASELINE: printed_row(0.8875, 0.5574, 0.0, 0.0, 0.027, 0.41, 0.40),
-    FASTER: printed_row(0.8972, 0.5690, 43.5, 30.29, 0.31, 0.32, 0.48),
-}
-# What the released notebooks print for the test split (means over seeds 1234 to 1238; AC and ACMC with
-# seed 1235 counted twice and 1234 left out, as there).
-RELEASED = {
-    BASELINE: printed_row(0.8777, 0.5752, 0.0, 0.0, 0.0267, 0.3665, 0.3529, validation_accuracy=0.5593),
-    FASTER: printed_row(0.9152, 0.5548, 43.99, 30.22, 0.3109, 0.3270, 0.4792, validation_accuracy=0.5690),
-}
-
 
 def table_hatexplain(protocol: str = "paper", seeds: int = 5, epochs: int | None = None) -> Comparison:
     """Both arms in the `paper` or the `released` protocol.
@@ -46,9 +34,10 @@ def table_hatexplain(protocol: str = "paper", seeds: int = 5, epochs: int | None
     base = TrainConfig("hatexplain", **({"epochs": epochs} if epochs else {}))
     about = "table-hatexplain", "HateXplain, one layer"
     if protocol == "paper":
-        return two_arms(*about, base, QK_RATIO, seeds_from(seeds), {"paper": PAPER}, examples=True)
-    printed = {"paper": PAPER, "released": RELEASED}
-    return Comparison(*about, protocol, _released(base), seeds_from(seeds), printed, examples=True)
+        numbers = printed("hatexplain", "paper")
+        return two_arms(*about, base, QK_RATIO, seeds_from(seeds), numbers, examples=True)
+    arms, numbers = _released(base), printed("hatexplain")
+    return Comparison(*about, protocol, arms, seeds_from(seeds), numbers, examples=True)
 
 
 def _released(base: TrainConfig) -> dict[str, TrainConfig]:
@@ -84,17 +73,6 @@ SEEDS = {2: 5, 4: 3}
 # The paper trains for 30 epochs at 5e-5. Fewer epochs take a rate that is as many times higher, so that
 # AdamW, whose steps are as long as the rate, goes about as far.
 EPOCHS = {2: 8, 4: 5}
-# The paper's table of multi-layer results; no run of the released notebooks stands behind it.
-PAPER_LAYERS = {
-    2: {
-        BASELINE: printed_row(0.9458, 0.5812, 4.54, 0.0, 0.08, 0.49, 0.22),
-        FASTER: printed_row(0.9610, 0.5791, 9.86, 5.23, 0.15, 0.32, 0.35),
-    },
-    4: {
-        BASELINE: printed_row(0.9429, 0.5784, 8.89, 0.0, 0.10, 0.53, 0.21),
-        FASTER: printed_row(0.9589, 0.5851, 12.89, 6.45, 0.16, 0.44, 0.26),
-    },
-}
 
 
 def table_layers(layers: int, seeds: int | None = None, epochs: int | None = None) -> Comparison:
@@ -111,8 +89,8 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
     if epochs == paper.optimisation.epochs:
         name, title = f"{name}-stated", f"{title}, as the paper states"
     chosen = seeds_from(seeds or SEEDS[layers])
-    printed = {"paper": PAPER_LAYERS[layers]}
-    return two_arms(name, title, base, QK_RATIO, chosen, printed, examples=True)
+    numbers = printed(f"hatexplain-{layers}", "paper")
+    return two_arms(name, title, base, QK_RATIO, chosen, numbers, examples=True)
 
 
 LAYERS = of_arms(

@@ -24,7 +24,7 @@ from fasterqk_lab.experiments._comparison import (
     TRAIN,
     Comparison,
     Outcome,
-    printed_row,
+    printed,
     run_arms,
     run_comparison,
     seeds_from,
@@ -32,7 +32,6 @@ from fasterqk_lab.experiments._comparison import (
 )
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments.table_hatexplain import table_hatexplain
-from fasterqk_lab.experiments.table_squad import PAPER as SQUAD_PAPER
 from fasterqk_lab.experiments.table_squad import SIZES, table_squad
 from fasterqk_lab.figures import save_forest, save_table, wide_rows
 from fasterqk_lab.tasks import load_task
@@ -58,17 +57,6 @@ TITLES = {
     "prefix": "Subject-verb agreement, up to the verb",
 }
 
-# The paper's Table 1: whole sentences; attention as the notebooks measure it.
-PAPER = {
-    BASELINE: printed_row(0.9502, 0.92434, 41.67, 40.4, 0.1, 0.24, 0.24),
-    FASTER: printed_row(0.95938, 0.93412, 76.85, 74.47, 0.19, 0.15, 0.30),
-}
-# What the released notebooks print for their test sentences (means over seeds 1234 to 1238).
-RELEASED = {
-    BASELINE: printed_row(0.94016, 0.92434, 41.67, 40.4, 0.0988, 0.2359, 0.2402),
-    FASTER: printed_row(0.96538, 0.93412, 76.85, 74.47, 0.1857, 0.1461, 0.2968),
-}
-
 
 def table_sva(
     protocol: str = "paper",
@@ -88,13 +76,13 @@ def table_sva(
         )
     name, title, chosen = f"table-sva-{form}", TITLES[form], seeds_from(seeds)
     if protocol == "released":
-        printed = {"paper": PAPER, "released": RELEASED}
-        return Comparison(name, title, protocol, _released(epochs), chosen, printed, examples=True)
+        arms, numbers = _released(epochs), printed("sva")
+        return Comparison(name, title, protocol, arms, chosen, numbers, examples=True)
     base = _paper(form, epochs) if lr is None else _paper(form, epochs).replace(lr=lr)
     if lr == STATED_RATE:
         name, title = f"{name}-stated", f"{title}, as the paper states"
-    printed = {"paper": PAPER} if form == "whole" else {}
-    return two_arms(name, title, base, QK_RATIO, chosen, printed, examples=True)
+    numbers = printed("sva", "paper") if form == "whole" else {}
+    return two_arms(name, title, base, QK_RATIO, chosen, numbers, examples=True)
 
 
 def released_epochs(sentences: int) -> int:
@@ -262,10 +250,10 @@ def main_effects(outcomes: Mapping[str, Outcome]) -> list[Effect]:
     for dataset, outcome in outcomes.items():
         measured = [effect for effect in (*outcome.effects, *outcome.explored) if effect.score in SHOWN]
         effects += [replace(effect, label=dataset) for effect in measured]
-        printed = outcome.comparison.printed.get("paper", {})
+        papers = outcome.comparison.printed.get("paper", {})
         for score in SHOWN:
-            if all(score in printed.get(arm, {}) for arm in (BASELINE, FASTER)):
-                first, second = (Interval(printed[arm][score], math.nan, 0) for arm in (FASTER, BASELINE))
+            if all(score in papers.get(arm, {}) for arm in (BASELINE, FASTER)):
+                first, second = (Interval(papers[arm][score], math.nan, 0) for arm in (FASTER, BASELINE))
                 difference = Interval(first.mean - second.mean, math.nan, 0)
                 label, margin = _papers(dataset), margin_of(score)
                 effects.append(Effect(label, score, "more", difference, first, second, END, margin=margin))
@@ -283,7 +271,7 @@ def comparisons(
         if protocol not in protocols:
             raise InputError(f"--squad {squad} has no protocol {protocol!r}; choose --squad paper")
         tables[f"SQuAD, {squad}"] = replace(
-            protocols[protocol], printed={"paper": SQUAD_PAPER, **protocols[protocol].printed}
+            protocols[protocol], printed={**printed("squad", "paper"), **protocols[protocol].printed}
         )
     return tables
 
@@ -302,9 +290,9 @@ def run(
     caption = f"{MEASURED} {'; '.join(outcome.setting() for outcome in outcomes.values())}."
     if squad:
         caption += " Of SQuAD accuracy is exact match, and AC and ACMC count from .1 on, not from .5."
-    printed = {f"{source}, {arm}" for source in SOURCES.values() for arm in ARM_NAMES.values()}
+    papers = {f"{source}, {arm}" for source in SOURCES.values() for arm in ARM_NAMES.values()}
     columns = [
-        {"key": key, "label": key} | ({"source": "paper"} if key in printed else {})
+        {"key": key, "label": key} | ({"source": "paper"} if key in papers else {})
         for key in dict.fromkeys(key for row in rows for key in row)
     ]
     names = {_papers(f"SQuAD, {size}"): _papers("SQuAD") for size in SIZES}

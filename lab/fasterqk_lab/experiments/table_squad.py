@@ -9,7 +9,7 @@ from fasterqk_lab.experiments._comparison import (
     FASTER,
     Comparison,
     of_arms,
-    printed_row,
+    printed,
     seeds_from,
 )
 from fasterqk_lab.experiments._registry import Option
@@ -95,17 +95,6 @@ ARMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
-# The paper's Table 1, and what the notebooks print (means over five seeds; F1 of 40,000 train and 5,000
-# dev questions).
-PAPER = {
-    BASELINE: printed_row(0.7030, 0.5611, 12.65, 12.60, 0.06, 0.69, 0.38, fit="f1"),
-    FASTER: printed_row(0.7081, 0.5686, 42.95, 41.48, 0.10, 0.59, 0.53, fit="f1"),
-}
-RELEASED = {
-    BASELINE: printed_row(0.8062, 0.5710, 12.65, 12.60, 0.0557, 0.6924, 0.3758, fit="f1"),
-    FASTER: printed_row(0.7258, 0.5866, 42.95, 41.48, 0.0969, 0.5997, 0.5320, fit="f1"),
-}
-
 
 def arms_of(size: str) -> tuple[str, ...]:
     """The arms that a size has; the notebooks' own rates belong to the paper's."""
@@ -115,10 +104,7 @@ def arms_of(size: str) -> tuple[str, ...]:
 
 
 def table_squad(
-    size: str = "small",
-    arms: Sequence[str] = (),
-    seeds: int = 1,
-    epochs: int | None = None,
+    size: str = "small", arms: Sequence[str] = (), seeds: int = 1, epochs: int | None = None
 ) -> dict[str, Comparison]:
     """The comparison of each protocol that the chosen ``arms`` (all of the size's) belong to.
 
@@ -144,7 +130,7 @@ def table_squad(
             protocol=protocol,
             arms=chosen,
             seeds=seeds_from(seeds),
-            printed={"paper": PAPER, "released": RELEASED} if size == "paper" else {},
+            printed=printed("squad") if size == "paper" else {},
             examples=True,
         )
         for protocol, chosen in configs.items()

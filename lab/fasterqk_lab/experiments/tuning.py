@@ -263,11 +263,7 @@ _SQUAD_SEARCH: dict[str, Any] = {
     "test_subset": 512,
 }
 # The best epoch is that of the lowest validation loss: exact match is rare in a model of this size.
-_SQUAD_FINAL: dict[str, Any] = {
-    "evaluations_per_epoch": 4,
-    "along_subset": 256,
-    "best_by": "validation_loss",
-}
+_SQUAD_FINAL: dict[str, Any] = {"evaluations_per_epoch": 4, "along_subset": 256, "best_by": "validation_loss"}
 
 
 class Point(NamedTuple):

@@ -3,7 +3,7 @@
 import pytest
 
 from fasterqk_lab.compare import measured
-from fasterqk_lab.experiments._comparison import BASELINE, FASTER, Outcome, printed_row, two_arms
+from fasterqk_lab.experiments._comparison import BASELINE, FASTER, Outcome, two_arms
 from fasterqk_lab.experiments.table_main import main_effects, main_rows
 from fasterqk_lab.training import TrainConfig
 
@@ -21,10 +21,9 @@ def result(mass):
 
 @pytest.fixture
 def outcomes():
-    printed = {
-        BASELINE: printed_row(0.88, 0.5, 1.0, 0.0, 0.02, 0.4, 0.4),
-        FASTER: printed_row(0.89, 0.6, 44.0, 30.0, 0.3, 0.3, 0.5),
-    }
+    scores = ("train_accuracy", "test_accuracy", "ac", "mrta", "sufficiency_5", "comprehensiveness_5")
+    rows = {BASELINE: (0.88, 0.5, 1.0, 0.02, 0.4, 0.4), FASTER: (0.89, 0.6, 44.0, 0.3, 0.3, 0.5)}
+    printed = {arm: dict(zip(scores, row, strict=True)) for arm, row in rows.items()}
     comparison = two_arms("t", "T", TrainConfig("agreement"), 30, (0, 1, 2), {"paper": printed})
     results = {(arm, seed): result(0.4 if arm == FASTER else 0.2) for arm, seed in comparison.cells()}
     outcome = Outcome(comparison, results, measured(comparison.key, results))
