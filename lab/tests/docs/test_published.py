@@ -1,23 +1,14 @@
 """What is published is what its cells give, without training; every page is what the tool writes."""
 
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fasterqk_lab.compare import read_values, write_values
-from fasterqk_lab.experiments import EXPERIMENTS
-from fasterqk_lab.paper import (
-    Published,
-    claims_page,
-    index_page,
-    questions_page,
-    ratio_table,
-    read_claims,
-    read_lines,
-    read_questions,
-)
+from fasterqk_lab.experiments import EXPERIMENTS, reproduce
+from fasterqk_lab.paper import Published, read_claims, read_lines, read_questions
+from tools.publish import answers, claims_page, experiments_of, index_page, questions_page, ratio_table
 
 ROOT = Path(__file__).parents[3]
 PAPER, PAGES = ROOT / "lab" / "paper", ROOT / "docs" / "results"
@@ -33,31 +24,30 @@ def values_by_place(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", CELLS, ids=lambda path: path.name)
-def test_tables_are_rebuilt_from_cells_as_they_are_published(file, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from publish import rebuild
-
-    values = {value[:-1]: value for value in rebuild(file, tmp_path)}
-    assert values
-    published = {}
-    for path in (tmp_path / "results").glob("*.csv"):
+def test_tables_are_rebuilt_from_cells_as_they_are_published(file, tmp_path):
+    values, published = {}, {}
+    for name in experiments_of(file):
+        path = Path(reproduce(name, tmp_path, cells=[str(file)])["results"])
+        values |= {value[:-1]: value for value in read_values(path)}
         published |= values_by_place(path.name)
+    assert values
     assert [place for place, value in values.items() if published.get(place) != value] == [], ADVICE
     assert not (tmp_path / "runs").exists()
-    sys.modules.pop("publish", None)
 
 
 def test_the_pages_of_claims_and_questions_are_those_that_the_results_give():
     published = Published(PAPER)
-    claims = read_claims(published)
+    claims, questions = read_claims(published), read_questions(published)
     experiments = {name: text for name, text in EXPERIMENTS.items() if (PAGES / f"{name}.md").is_file()}
     pages = {
         "index.md": index_page(claims, experiments),
         "claims.md": claims_page(claims),
-        "questions.md": questions_page(read_questions(published)),
+        "questions.md": questions_page(questions),
     }
     for name, text in pages.items():
         assert (PAGES / name).read_text(encoding="utf-8") == text, ADVICE
+    for name in experiments.keys() - {"claims", "questions"}:
+        assert answers(name, claims, questions) in (PAGES / f"{name}.md").read_text(encoding="utf-8"), ADVICE
     lines = read_lines(published)
     for page, shown in (("docs/ratio.md", lines), ("README.md", [line for line in lines if line.headline])):
         assert ratio_table(shown) in (ROOT / page).read_text(encoding="utf-8"), ADVICE
