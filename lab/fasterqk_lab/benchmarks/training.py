@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy, dropout, gelu, linear, pad
 from fasterqk.trace import record
 from fasterqk_lab.benchmarks.library import Progress, compared, race, timed
 from fasterqk_lab.experiments._synthetic import panels
-from fasterqk_lab.experiments.table_squad import SIZES
+from fasterqk_lab.experiments.table_main import SIZES
 from fasterqk_lab.models import Classifier, GPTAnswerGenerator
 from fasterqk_lab.synthetic import SyntheticCell
 from fasterqk_lab.synthetic._cell import layer_names

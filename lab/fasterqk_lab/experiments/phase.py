@@ -324,11 +324,8 @@ def predicted(setting: Setting, parameterization: str, ratios: Any, loss: float)
     sign = np.asarray(ratios, dtype=float)
     if parameterization == "FAFO":
         sign = sign**2 / pattern_share(setting.M)
-    flow = _for_flow(setting, parameterization)
-    return {
-        "gradient_flow": solve(flow, ratios, loss=loss, parameterization=parameterization).alpha,
-        "sign": solve(setting, sign, loss=loss, optimizer="sign").alpha,
-    }
+    flow = solve(_for_flow(setting, parameterization), ratios, loss=loss, parameterization=parameterization)
+    return {"gradient_flow": flow.alpha, "sign": solve(setting, sign, loss=loss, optimizer="sign").alpha}
 
 
 def _for_flow(setting: Setting, parameterization: str) -> Setting:
@@ -359,7 +356,7 @@ def compute_prediction(runner: CellRunner, seeds: int, chosen: Sequence[Arm]) ->
             attention = value_at(result["history"], level, ["mrta"]).get("mrta")
             scores = {} if attention is None else {"attention": attention}
             scores |= predicted(theory_setting(cell.language), cell.parameterization, cell.qk_ratio, level)
-            values += _values(arm.name, seed, _at(level), scores)
+            values += _values(arm.name, seed, f"loss {level:g}", scores)
             if family is not None:
                 points = curves.setdefault((family, seed), [])
                 points += [(cell.qk_ratio, attention)] if attention is not None else []
@@ -369,22 +366,13 @@ def compute_prediction(runner: CellRunner, seeds: int, chosen: Sequence[Arm]) ->
         needed = crossing(sorted(points), WANTED)
         theories = predicted_ratio(theory_setting(varied_language(*family[1:])), family[0])
         scores = ({} if needed is None else {"needed": needed}) | theories
-        values += _values(family_name(*family), seed, NEEDED, scores)
+        values += _values("{}, {} = {}".format(*family), seed, NEEDED, scores)
     runner.add(values)
     return Measured("prediction", values)
 
 
 def _values(arm: str, seed: int, at: str, scores: Mapping[str, Any]) -> list[Value]:
     return [Value("prediction", arm, seed, at, None, score, float(value)) for score, value in scores.items()]
-
-
-def _at(level: float) -> str:
-    return f"loss {level:g}"
-
-
-def family_name(name: str, varied: str, value: int) -> str:
-    """A family in words."""
-    return f"{name}, {varied} = {value}"
 
 
 def crossing(points: Sequence[tuple[float, float]], wanted: float) -> float | None:
@@ -408,7 +396,7 @@ def summarize(values: Measured, chosen: Sequence[Arm]) -> dict[str, Any]:
 
     attention = [
         {"parameterization": arm.cell.parameterization, "loss": level, "qk_ratio": arm.cell.qk_ratio}
-        | {score: over_seeds(arm.name, score, _at(level)) for score in ("attention", *LAWS)}
+        | {score: over_seeds(arm.name, score, f"loss {level:g}") for score in ("attention", *LAWS)}
         for arm in chosen
         if arm.about["family"] is None
         for level in arm.about["levels"]
@@ -416,7 +404,7 @@ def summarize(values: Measured, chosen: Sequence[Arm]) -> dict[str, Any]:
     families = dict.fromkeys(arm.about["family"] for arm in chosen if arm.about["family"] is not None)
     needed = []
     for family in families:
-        arm = family_name(*family)
+        arm = "{}, {} = {}".format(*family)
         missing = len(values.of(arm, LAWS[0], NEEDED)) - len(values.of(arm, "needed", NEEDED))
         row = dict(zip(("parameterization", "varied", "value"), family, strict=True)) | {"missing": missing}
         needed.append(row | {score: over_seeds(arm, score, NEEDED) for score in ("needed", *LAWS)})

@@ -33,8 +33,7 @@ from fasterqk_lab.experiments._comparison import (
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments.ratio_or_rate import arm_name
 from fasterqk_lab.experiments.table_main import TITLES as SVA_TITLES
-from fasterqk_lab.experiments.table_main import table_sva
-from fasterqk_lab.experiments.table_squad import table_squad
+from fasterqk_lab.experiments.table_main import table_squad, table_sva
 from fasterqk_lab.figures import save_table
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig

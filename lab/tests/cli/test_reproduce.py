@@ -20,7 +20,6 @@ from fasterqk_lab.experiments import (
     find_experiment,
     table_generated,
     table_main,
-    table_squad,
 )
 from fasterqk_lab.experiments import all as everything
 from fasterqk_lab.experiments._comparison import two_arms
@@ -63,7 +62,7 @@ def small_answers(monkeypatch):
         kept = {key: fields[key] for key in ("evaluate_at_fall",) if key in fields}
         return TrainConfig("kvqa", batch_size=32, answer_tokens=5, **TWO_LAYERS, **FEW, **kept)
 
-    monkeypatch.setattr(table_squad, "TrainConfig", config)
+    monkeypatch.setattr(table_main, "TrainConfig", config)
     monkeypatch.setattr(table_generated, "TrainConfig", config)
 
 
@@ -344,7 +343,7 @@ def test_all_runs_its_parts_and_ends_in_a_page(tmp_path, capsys, monkeypatch):
         swept.append(functions)
         return sweep(configs, functions, out, **options | {"workers": 0})
 
-    monkeypatch.setattr(everything, "sweep", in_process)
+    monkeypatch.setattr("fasterqk_lab.experiments._registry.sweep", in_process)
     assert main(["reproduce", "all", "--out", str(tmp_path), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert sorted(part["experiment"] for part in result["parts"]) == ["fig2", "fig3", "fig4"]

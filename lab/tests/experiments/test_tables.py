@@ -8,8 +8,7 @@ from fasterqk_lab.compare import Measured, Value
 from fasterqk_lab.experiments._comparison import BASELINE, FASTER, Outcome
 from fasterqk_lab.experiments.table_generated import learnt_values, table_agreement, table_kvqa
 from fasterqk_lab.experiments.table_hatexplain import table_hatexplain, table_layers
-from fasterqk_lab.experiments.table_main import table_sva
-from fasterqk_lab.experiments.table_squad import RELEASED_STEPS, SIZES, arms_of, table_squad
+from fasterqk_lab.experiments.table_main import SIZES, SQUAD_STEPS, arms_of, table_squad, table_sva
 
 RATIOS = {
     "agreement": (table_agreement(), 30),
@@ -129,7 +128,7 @@ def test_squad_has_the_papers_size_and_rates():
     assert rates == {BASELINE: (5e-4, 5e-4), FASTER: (pytest.approx(1e-3), 5e-5)}
     for config, epochs in zip(released.values(), (70, 100), strict=True):
         assert config.optimisation.epochs == epochs
-        assert config.optimisation.warmup * epochs * RELEASED_STEPS == pytest.approx(1000)
+        assert config.optimisation.warmup * epochs * SQUAD_STEPS == pytest.approx(1000)
     assert protocols["paper"].seeds == tuple(range(1234, 1239))
     assert set(protocols["paper"].printed) == {"paper", "released"}
 

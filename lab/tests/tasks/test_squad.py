@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments.table_squad import table_squad
+from fasterqk_lab.experiments.table_main import table_squad
 from fasterqk_lab.tasks import check_data, data_folder, load_task
 from fasterqk_lab.tasks.squad import (
     CENTRED_MARGIN,
