@@ -488,9 +488,15 @@ def run_arms(comparison: Comparison, runner: CellRunner) -> Outcome:
             pretrained_folder(config.model.pretrained)
     name, function = comparison.name, comparison.function
     results = runner.run(comparison.cells(), function, title=name, protocol=comparison.protocol, table=name)
-    options: dict[str, Any] = {"baselines": comparison.baselines, "derive": comparison.derive}
-    options |= {"level": comparison.level, "losses": comparison.losses}
-    outcome = Outcome(comparison, results, measured(comparison.key, results, **options), runner)
+    table = measured(
+        comparison.key,
+        results,
+        baselines=comparison.baselines,
+        derive=comparison.derive,
+        level=comparison.level,
+        losses=comparison.losses,
+    )
+    outcome = Outcome(comparison, results, table, runner)
     values = (*outcome.measured.values, *comparison.more(outcome))
     runner.add(values)
     return replace(outcome, measured=replace(outcome.measured, values=values))

@@ -66,8 +66,10 @@ EXPERIMENTS = {
 _SHARED = {
     name: module
     for module, names in {
-        "ablation_hatexplain": ("rivals-hatexplain", "timing-hatexplain", "future-work")
-        + ("finetune-hatexplain", "finetune-decoder"),
+        "ablation_hatexplain": (
+            *("rivals-hatexplain", "timing-hatexplain", "finetune-hatexplain", "finetune-decoder"),
+            "future-work",
+        ),
         "all": ("claims", "questions"),
         "covert": ("covert-channel", "covert-hatexplain"),
         "faithfulness": ("temperature-hatexplain",),

@@ -127,8 +127,8 @@ def ablation_hatexplain(seeds: int = 3, epochs: int | None = None) -> Comparison
         f"QK {times}, decay {STRONG_DECAY} coupled": strong.replace(decay="coupled"),
     }
     title = "HateXplain, one layer: which change carries the effect"
-    shown: dict[str, Any] = {"scores": SCORES, "figure": save_changes}
-    return Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds), **shown)
+    comparison = Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds))
+    return replace(comparison, scores=SCORES, figure=save_changes)
 
 
 EXPERIMENT = of_arms("ablation-hatexplain", ablation_hatexplain)

@@ -15,6 +15,7 @@ level. The baseline is then sharpened in two ways until its attention has the me
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,10 @@ def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
         table = table_hatexplain(seeds=seeds)
     else:
         table = table_sva("paper", "whole", seeds, lr=FOUND_RATES["whole"])
-    changes: dict[str, Any] = {"random_along": True, "evaluations": EVALUATIONS}
-    base, faster = (arm.replace(**changes) for arm in table.arms.values())
-    title = f"{table.title}: faithfulness against its own chance"
-    shown: dict[str, Any] = {"scores": SCORES, "derive": above_random, "forest": FOREST}
-    ratio, chosen = faster.optimisation.qk_ratio, seeds_from(seeds)
-    return two_arms(f"faithfulness-{data}", title, base, ratio, chosen, decides=(DECIDES,), **shown)
+    base = table.arms[BASELINE].replace(random_along=True, evaluations=EVALUATIONS)
+    about = f"faithfulness-{data}", f"{table.title}: faithfulness against its own chance"
+    comparison = two_arms(*about, base, table.arms[FASTER].optimisation.qk_ratio, table.seeds)
+    return replace(comparison, decides=(DECIDES,), scores=SCORES, derive=above_random, forest=FOREST)
 
 
 EXPERIMENT = of_arms(
@@ -123,11 +122,10 @@ def temperature_hatexplain(seeds: int = 5) -> Comparison:
     >>> temperature_hatexplain().arms["baseline"].evaluation.stop_at_loss
     0.6
     """
-    options: dict[str, Any] = {"evaluate_at_fall": EVALUATE_AT_FALL, "stop_at_loss": LOSS}
-    base = TrainConfig("hatexplain", epochs=EPOCHS, schedule="constant", **options)
+    often = TrainConfig("hatexplain", epochs=EPOCHS, schedule="constant", evaluate_at_fall=EVALUATE_AT_FALL)
     about = "temperature-hatexplain", "HateXplain, one layer: only temperature?"
-    more: dict[str, Any] = {"more": readings_of, "answers": answers, "figure": save_sharpening}
-    return two_arms(*about, base, QK_RATIO, seeds_from(seeds), **more)
+    comparison = two_arms(*about, often.replace(stop_at_loss=LOSS), QK_RATIO, seeds_from(seeds))
+    return replace(comparison, more=readings_of, answers=answers, figure=save_sharpening)
 
 
 @torch.no_grad()

@@ -228,8 +228,8 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
         "1/V and 1/O, rest slowed": longer.replace(faster=NOT_QUERY_KEY, qk_ratio=1 / root),
     }
     title = f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways"
-    more: dict[str, Any] = {"answers": answers, "figure": save_reference}
-    return Comparison("product-law-hatexplain", title, "paper", arms, seeds_from(seeds), **more)
+    comparison = Comparison("product-law-hatexplain", title, "paper", arms, seeds_from(seeds))
+    return replace(comparison, answers=answers, figure=save_reference)
 
 
 def reference_effects(outcome: Outcome) -> list[Effect]:

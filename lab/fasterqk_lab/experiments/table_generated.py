@@ -50,8 +50,8 @@ def table_kvqa(seeds: int = 1, epochs: int | None = None) -> Comparison:
     options = {"epochs": epochs} if epochs else {}
     base = TrainConfig("kvqa", evaluate_at_fall=0.5, along_subset=128, **options)
     title = "Generated key-value questions (accuracy is exact match)"
-    shown: dict[str, Any] = {"more": learnt_values, "examples": True}
-    return two_arms("table-kvqa", title, base, KVQA_RATIO, range(seeds), **shown)
+    more = learnt_values
+    return two_arms("table-kvqa", title, base, KVQA_RATIO, range(seeds), more=more, examples=True)
 
 
 def steps_until_learnt(

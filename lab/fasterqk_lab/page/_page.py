@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -452,30 +453,11 @@ def _class(column: Mapping[str, Any], *values: Any) -> str:
 
 # --- Definitions of abbreviations ---
 
-_LETTERS = "the query-key weights are {}, the output-value weights {}"
-_FACTORIZED, _COLLAPSED = "two matrices (factorized)", "one matrix (collapsed)"
+_WORDS: dict[str, str] = tomllib.loads(_assets().joinpath("terms.toml").read_text(encoding="utf-8"))
+# Scores are described where they are computed.
 TERMS = {
-    "MRTA": "mean relevant-token attention: the share of a model's attention, at the position that makes the"
-    " prediction, that falls on relevant words; mean over instances",
-    "AC": "attention confidence: percent of instances with at least half of the attention on relevant words",
-    "ACMC": "percent of instances with at least half of the attention on relevant words and a probability of"
-    " the right answer of at least one half",
-    "DTAP": "instances counted by attention on relevant words (across) and by probability of the right answer"
-    " (up)",
-    "AOPC": "mean over several percentages k of tokens that are kept or removed",
-    "AUPRC": "area under the precision-recall curve: are the most attended words those that people marked?",
-    "IOU": "intersection over union of attended and marked words",
-    "sufficiency": f"{SCORES['sufficiency'].description}; lower is better",
-    "comprehensiveness": f"{SCORES['comprehensiveness'].description}; higher is better",
-    "FAFO": _LETTERS.format(_FACTORIZED, _FACTORIZED),
-    "FACO": _LETTERS.format(_FACTORIZED, _COLLAPSED),
-    "CAFO": _LETTERS.format(_COLLAPSED, _FACTORIZED),
-    "CACO": _LETTERS.format(_COLLAPSED, _COLLAPSED),
-    "QK": "query-key circuit: the weights that decide where a model attends",
-    "OV": "output-value circuit: the weights that decide what is read there",
-    "null": "the score of uniform attention, or of a random ranking of the words",
-    "baseline": "the arm in which all weights have the same learning rate",
-    "rollout": "attention multiplied through all layers, from the last to the words",
+    term: text.format(description=SCORES[term].description if term in SCORES else "")
+    for term, text in _WORDS.items()
 }
 _TERM = re.compile(rf"(?<![\w-])({'|'.join(TERMS)})(?![\w-])")
 # Terms that are marked wherever they stand; the others are in the list of words only.
