@@ -12,7 +12,6 @@ from fasterqk_lab.compare._results import baselines_of as baselines_of
 from fasterqk_lab.compare._results import flat as flat
 from fasterqk_lab.compare._results import lowest_levels as lowest_levels
 from fasterqk_lab.compare._results import measured as measured
-from fasterqk_lab.compare._results import null_name as null_name
 from fasterqk_lab.compare._results import read_values as read_values
 from fasterqk_lab.compare._results import value_at as value_at
 from fasterqk_lab.compare._results import write_values as write_values

@@ -7,7 +7,6 @@ from fasterqk_lab.figures._charts import Point as Point
 from fasterqk_lab.figures._charts import draw_forest as draw_forest
 from fasterqk_lab.figures._charts import effect_text as effect_text
 from fasterqk_lab.figures._charts import lines_of as lines_of
-from fasterqk_lab.figures._charts import loss_axis as loss_axis
 from fasterqk_lab.figures._charts import save_curve as save_curve
 from fasterqk_lab.figures._charts import save_dtaps as save_dtaps
 from fasterqk_lab.figures._charts import save_forest as save_forest
@@ -15,8 +14,6 @@ from fasterqk_lab.figures._charts import save_grids as save_grids
 from fasterqk_lab.figures._charts import save_panels as save_panels
 from fasterqk_lab.figures._charts import save_scatter as save_scatter
 from fasterqk_lab.figures._documents import COLORS as COLORS
-from fasterqk_lab.figures._documents import DTAP_COLOURS as DTAP_COLOURS
-from fasterqk_lab.figures._documents import HEATMAP as HEATMAP
 from fasterqk_lab.figures._documents import INK as INK
 from fasterqk_lab.figures._documents import PAPER as PAPER
 from fasterqk_lab.figures._documents import PARAMETERIZATION_COLORS as PARAMETERIZATION_COLORS
