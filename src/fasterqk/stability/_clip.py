@@ -521,12 +521,12 @@ def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None
             stacklevel=2,
         )
         return
-    for original, rescaled in zip(plain, changed, strict=True):
+    width = min(tensor.element_size() for tensor in tensors.values())
+    for (original, precision), (rescaled, _) in zip(plain, changed, strict=True):
         expected = original * factors.to(original.device).view(1, -1, 1, 1)
         size = original.abs().amax()
-        tolerance = 1e-3 if next(iter(tensors.values())).element_size() >= 4 else 5e-2
-        if torch.is_autocast_enabled(original.device.type):
-            tolerance = 5e-2
+        half = min(precision, width) < 4 or torch.is_autocast_enabled(original.device.type)
+        tolerance = 5e-2 if half else 1e-3
         if bool(size.isfinite()) and not bool((rescaled - expected).abs().amax() <= tolerance * size):
             raise InputError(
                 f"the scores of {block.path or 'the model'} ({type(module).__name__}) do not follow the "
@@ -537,13 +537,14 @@ def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None
 
 def _scores(
     module: nn.Module, heads: int, tensors: dict[str, Tensor], args: Any, kwargs: Any
-) -> list[Tensor]:
-    """Run the module once more and return some rows of the products of every attention call."""
-    samples: list[Tensor] = []
+) -> list[tuple[Tensor, int]]:
+    """Run the module once more: some rows of the products of every call, and the bytes of a number there."""
+    samples: list[tuple[Tensor, int]] = []
 
     def see(scores: Scores) -> None:
         rows = torch.arange(min(_ROWS, scores.length))
-        samples.extend(products[:1].clone() for products, _, _ in scores.parts(None, rows))
+        formed = [products[:1].clone() for products, _, _ in scores.parts(None, rows)]
+        samples.extend((products, scores.like.element_size()) for products in formed)
 
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     hooks = {name: vars(module)[name] for name in ("_forward_pre_hooks", "_forward_hooks")}

@@ -374,9 +374,11 @@ def _mask_axes(mask: Tensor, query: Tensor, heads: int) -> Tensor:
 
 # --- The trace: the scores that a block forms ---
 
-_MULTIPLIED = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
-_DIVIDED = {torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide}
-_SUBTRACTED = {torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__}
+_SCALED = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
+_SCALED |= {torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide}
+_SCALED |= {torch.multiply, Tensor.multiply, torch.divide, Tensor.divide}
+_SCALED |= {torch.neg, torch.negative, Tensor.neg, Tensor.neg_, Tensor.negative, Tensor.__neg__}
+_SUBTRACTED = {torch.sub, torch.subtract, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__}
 _TANH = {torch.tanh, Tensor.tanh, Tensor.tanh_, F.tanh}
 _SAME = "view reshape transpose permute contiguous float half bfloat16 double to type type_as clone flatten"
 _SAME += " unflatten unsqueeze squeeze swapaxes movedim __getitem__ view_as reshape_as moveaxis detach"
@@ -385,14 +387,13 @@ _RESHAPED = {getattr(home, name) for home in (Tensor, torch) for name in _SAME.s
 
 @dataclass(eq=False)
 class Products:
-    """The origin of a tensor of scores: its products of queries and keys are ``products`` times ``factor``.
+    """The origin of a tensor of scores: ``products``, the part of it that is queries times keys.
 
-    ``pure``: only factors were applied since. ``logits``: the scores before their maximum was subtracted.
+    ``pure``: that is all of it. ``logits``: the scores before their maximum was subtracted.
     ``vectors``: the queries and keys, where the product shows which axis is theirs.
     """
 
     products: Tensor
-    factor: float = 1.0
     pure: bool = True
     capped: bool = False
     logits: Tensor | None = None
@@ -451,8 +452,7 @@ class LogitTrace(AttentionTrace):
         origin: Products | None = getattr(logits, self.tag, None)
         if origin is not None:
             shown = logits.detach() if origin.logits is None else origin.logits
-            products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
-            self.saw(WrittenScores, products, shown, self.heads, origin.capped, origin.vectors)
+            self.saw(WrittenScores, origin.products, shown, self.heads, origin.capped, origin.vectors)
             delattr(logits, self.tag)  # autograd may keep the tensor
         return operation.run()
 
@@ -465,17 +465,17 @@ class LogitTrace(AttentionTrace):
         source, origins = tagged[0], [getattr(tensor, self.tag) for tensor in tagged]
         origin: Products = origins[0]
         others = [other for other in origins if other is not origin]
-        keeps_pure = func in _MULTIPLIED or func in _DIVIDED
-        if _in_place(func) and not keeps_pure and origin.products.data_ptr() == source.data_ptr():
-            origin.products = origin.products.clone()
+        if _in_place(func) and not (func in _SCALED and origin.pure):  # the products are to outlive this
+            kept = (tensor if tensor is None else tensor.clone() for tensor in (origin.products, origin.logits))
+            origin.products, origin.logits = kept
         output = operation.run()
         if not isinstance(output, Tensor) or not _holds(func, source, output):
             return output
         if func in _RESHAPED and args[0] is source:
             moved = output.detach() if origin.pure else func(origin.products, *args[1:], **kwargs)
             setattr(output, self.tag, replace(origin, products=moved))
-        elif keeps_pure and not others:
-            setattr(output, self.tag, _scaled(origin, func, args, output))
+        elif func in _SCALED and not others:
+            setattr(output, self.tag, _scaled(origin, operation, source, output))
         elif others and origin.pure and all(other.pure for other in others):
             setattr(output, self.tag, Products(output.detach()))  # a sum of products
         elif all(other.products is origin.products for other in others):
@@ -483,17 +483,29 @@ class LogitTrace(AttentionTrace):
             if before is None and func in _SUBTRACTED and _is_row_value(args[-1]):
                 before = source.detach()
             capped = origin.capped or func in _TANH
-            setattr(output, self.tag, replace(origin, pure=False, capped=capped, logits=before))
+            origin = replace(origin, pure=False, capped=capped, logits=before)
+            second = bool(args) and args[0] is not source
+            factor = kwargs.get("alpha", 1) if second else 1
+            if func is Tensor.__rsub__ or (second and func in _SUBTRACTED):  # something minus the scores
+                factor = -factor
+            if factor != 1:
+                origin.products = origin.products * factor
+            setattr(output, self.tag, origin)
         return output
 
 
-def _scaled(origin: Products, func: Any, args: Any, output: Tensor) -> Products:
+def _scaled(origin: Products, operation: Operation, source: Tensor, output: Tensor) -> Products:
+    """The origin of scores that were multiplied, divided or negated: of its parts as of the whole."""
     if origin.pure:
         return replace(origin, products=output.detach())
-    number = next((argument for argument in args if isinstance(argument, int | float)), None)
-    if number is None or not origin.capped:
-        return origin
-    return replace(origin, factor=origin.factor * number if func in _MULTIPLIED else origin.factor / number)
+
+    def scaled(part: Tensor) -> Tensor:
+        arguments = [part if argument is source else argument for argument in operation.args]
+        with torch.no_grad():
+            return operation.func(*arguments, **operation.kwargs)
+
+    logits = None if origin.logits is None else scaled(origin.logits)
+    return replace(origin, products=scaled(origin.products), logits=logits)
 
 
 def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
