@@ -581,5 +581,5 @@ class Written(nn.Module):
         return self.heads(self.q_proj(x)) @ self.heads(self.k_proj(x)).mT
 
     def forward(self, x):
-        weights = self.form(self.products(x), self.bias).softmax(-1)
+        weights = nn.functional.softmax(self.form(self.products(x), self.bias), -1)
         return self.o_proj((weights @ self.heads(self.v_proj(x))).transpose(1, 2).flatten(2))

@@ -62,9 +62,11 @@ class WeightBounds:
             self._normed.append((args[0], output, module))
 
     @torch.no_grad()
-    def learn(self, block: AttentionBlock, scores: Scores) -> None:
+    def learn(self, block: AttentionBlock, scores: Scores, biased: bool) -> None:
         """Understand a block by the scores of one of its calls."""
         try:
+            if biased:
+                raise _NotBounded("its logits have additive biases")
             self._known[block.path] = _fitted(self._side(block, "q"), self._side(block, "k"), scores)
             self.unknown.pop(block.path, None)
         except _NotBounded as reason:

@@ -96,6 +96,7 @@ class AttentionBlock:
     the logits (first row) and on the products (second row) of each head, raised by the training passes that
     ran compiled; None until a pass has shown the number of heads. ``ran``: such a pass was there.
     ``additive``: the code writes its softmax out, of more than products, so products have no bound.
+    ``shifted``: it subtracts the maximum first, so logits have none either.
     """
 
     path: str
@@ -106,9 +107,11 @@ class AttentionBlock:
     bound: Tensor | None = None
     ran: bool = False
     additive: bool = False
+    shifted: bool = False
 
     def make_bound(self, scores: Scores) -> None:
         """Make the tensor of the bounds, by the first scores that were seen."""
+        self.shifted |= scores.shifted
         if self.bound is None:
             shape, dtype = (2, scores.heads), torch.promote_types(scores.like.dtype, torch.float32)
             self.bound = torch.full(shape, -math.inf, dtype=dtype, device=scores.like.device)
@@ -254,7 +257,9 @@ def _bounded_softmax(
                     logit = four_axes(input.detach(), block.heads).amax((0, 2, 3))
                 except ValueError:
                     continue  # not attention of these heads
-                block.raise_bound(logit, torch.full_like(logit, math.inf) if block.additive else logit)
+                unknown = torch.full_like(logit, math.inf)
+                logit = unknown if block.shifted else logit
+                block.raise_bound(logit, unknown if block.additive else logit)
     return SOFTMAX(input, dim, _stacklevel, dtype)
 
 

@@ -242,13 +242,13 @@ class LogitMonitor:
         try:
             reading = scores.reading()
             if self.way == "weights":
-                self._weights.learn(block, scores)
+                self._weights.learn(block, scores, reading.biased)
         except Exception as error:
             line = str(error).partition("\n")[0]
             self._leave_out(block, f"the logits of {block.path or 'the model'} could not be read: {line}")
             return
         block.make_bound(scores)
-        block.additive |= reading.biased
+        block.additive |= reading.biased or reading.capped
         self._calls.setdefault(block.path, []).append(reading)
 
     def _leave_out(self, block: AttentionBlock, reason: str) -> None:

@@ -99,6 +99,7 @@ class Scores:
     length: int
     like: Tensor  # of the device and the precision of the scores
     capped = False
+    shifted = False  # the softmax gets the logits less the maximum of their row
     maxima: Tensor | None = None  # the largest logit of each head, if a kernel returns it
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -301,6 +302,7 @@ class WrittenScores(Scores):
         logits: Tensor,
         heads: int | None,
         capped: bool,
+        shifted: bool,
         factors: Sequence[Tensor] = (),
     ) -> None:
         logits = logits[..., : products.shape[-1]]  # columns beyond the keys are attention sinks
@@ -308,7 +310,7 @@ class WrittenScores(Scores):
             products = products.expand(logits.shape)
         self.products, self.logits = four_axes(products, heads), four_axes(logits, heads)
         self.heads, self.length, self.like = self.products.shape[1], self.products.shape[2], self.products
-        self.capped = capped
+        self.capped, self.shifted = capped, shifted
         for name, vectors in zip(("query", "key"), factors, strict=False):
             if vectors.shape[:-2].numel() == self.products.shape[:2].numel():
                 setattr(self, name, vectors.detach().reshape(-1, self.heads, *vectors.shape[-2:]))
@@ -451,8 +453,10 @@ class LogitTrace(AttentionTrace):
         logits = operation.tensors[0]
         origin: Products | None = getattr(logits, self.tag, None)
         if origin is not None:
-            shown = logits.detach() if origin.logits is None else origin.logits
-            self.saw(WrittenScores, origin.products, shown, self.heads, origin.capped, origin.vectors)
+            shifted = origin.logits is not None
+            shown = origin.logits if shifted else logits.detach()
+            about = origin.capped, shifted, origin.vectors
+            self.saw(WrittenScores, origin.products, shown, self.heads, *about)
             delattr(logits, self.tag)  # autograd may keep the tensor
         return operation.run()
 
