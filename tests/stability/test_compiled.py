@@ -258,8 +258,9 @@ def test_a_softmax_of_shifted_or_capped_logits_proves_nothing(capped):
     assert (reading.logit <= 1).all() if capped else (reading.logit >= products).all()
     monitor.remove()
     torch._dynamo.reset()
-    with qk_clip(model, optimizer, float(products.max()) / 2) as clip:
-        for _ in range(3):
+    with qk_clip(model, optimizer, float(products.max()) * 1.5) as clip:
+        for scale in (1, 2, 1, 1):  # a compiled step passes the threshold
+            model.q_proj.weight.data *= scale
             compiled(x).sum().backward()
             optimizer.step()
-    assert clip.exact_steps == 3 and clip.total > 0
+    assert clip.total > 0 and float(model.products(x).max()) / 2 <= clip.threshold * 1.001

@@ -470,8 +470,8 @@ class LogitTrace(AttentionTrace):
         origin: Products = origins[0]
         others = [other for other in origins if other is not origin]
         if _in_place(func) and not (func in _SCALED and origin.pure):  # the products are to outlive this
-            kept = (tensor if tensor is None else tensor.clone() for tensor in (origin.products, origin.logits))
-            origin.products, origin.logits = kept
+            origin.products = origin.products.clone()
+            origin.logits = None if origin.logits is None else origin.logits.clone()
         output = operation.run()
         if not isinstance(output, Tensor) or not _holds(func, source, output):
             return output

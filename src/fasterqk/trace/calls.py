@@ -479,7 +479,12 @@ def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
             return probabilities.reshape(batch, -1, *shape[1:])
     if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
         return probabilities.flatten(1, 2)
-    raise InputError(
+    raise not_four_axes(name, shape)
+
+
+def not_four_axes(name: str, shape: tuple[int, ...]) -> InputError:
+    """The error for probabilities of which it is not known what their axes are."""
+    return InputError(
         f"attention of {name!r} has shape {shape}, which is not (batch, head, query, key); "
         "call fasterqk.trace.record(self, probabilities) with four axes in its forward"
     )

@@ -13,6 +13,7 @@ from typing import Any, get_args, overload
 import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
+from torch.utils._pytree import tree_map_only
 
 from fasterqk.errors import InputError
 from fasterqk.trace.calls import (
@@ -24,6 +25,7 @@ from fasterqk.trace.calls import (
     Running,
     four_axes,
     kinds_of,
+    not_four_axes,
     probe_running,
     scaled_dot_product_attention,
 )
@@ -92,6 +94,8 @@ class Recorder(Running):
             frame.recorded = True
             frame.explicit |= frame.module is call.module
         softmaxes = getattr(call.probabilities, PROBABILITIES, ())
+        if call.probabilities is not None:
+            call.shape = tuple(call.probabilities.shape)
         if self.keep is not None and call.probabilities is not None:
             call.probabilities = self.keep(call)
         if call.module is not None and call.mask is None:
@@ -209,6 +213,14 @@ class RecordingTrace(AttentionTrace):
         call.mask = None if self.masks is None else _shared(visible_keys(logits), self.masks)
         self.recorder.formed.append(call)
         return output
+
+    def weigh(self, operation: Operation, weights: Tensor) -> Any:
+        """Take the weights themselves where a softmax is not a number: torch's kernel puts zeros there."""
+        for call in getattr(weights, PROBABILITIES):
+            exact = call.probabilities
+            if exact is not None and exact.shape == weights.shape and bool(exact.isnan().any()):
+                call.probabilities = weights.to(exact.dtype)
+        return super().weigh(operation, weights)
 
     def weighed(self, call: AttentionCall) -> None:
         """Record the probabilities, once; the tag that they carry lets go of them."""
@@ -425,12 +437,43 @@ def capture(
     (3, torch.Size([1, 2, 5, 5]))
     """
     model = uncompiled(model)
+    if rows is not None and (rows.dim() != 1 or rows.is_floating_point() or rows.is_complex()):
+        raise InputError(f"rows are whole numbers, one per instance, not {rows.tolist()!r:.80}")
+    captured, shapes = _captured(model, inputs, differentiable, forward, rows, masks, lazy)
+    batch = _batch(inputs)
+    joint = [i for i, shape in enumerate(shapes) if len(shape) == 3 and min(captured[i].shape[:2]) > 1]
+    if joint and batch is not None:
+        # Code that keeps (head * batch, query, key) looks the same, but does not follow the instances.
+        backwards = None if rows is None else rows.flip(0)
+        again, _ = _captured(model, _reversed(inputs, batch), False, forward, backwards, False, False)
+        for i in joint:
+            if not torch.allclose(again[i].flip(0), captured[i], rtol=1e-2, atol=1e-4):
+                raise not_four_axes(captured.names[i], shapes[i])
+    return captured
+
+
+def _reversed(inputs: Any, batch: int) -> Any:
+    """The inputs with their instances in reverse order."""
+    plain = {name: inputs[name] for name in inputs.keys()} if hasattr(inputs, "keys") else inputs  # noqa: SIM118
+    return tree_map_only(Tensor, lambda part: part.flip(0) if part.shape[:1] == (batch,) else part, plain)
+
+
+def _captured(
+    model: nn.Module,
+    inputs: Any,
+    differentiable: bool,
+    forward: Callable[..., Any] | None,
+    rows: Tensor | None,
+    masks: bool,
+    lazy: bool,
+) -> tuple[Captured, list[tuple[int, ...]]]:
+    """The result of one forward pass, and the shapes in which the model formed its probabilities."""
     attention = attention_modules(model)
     tries: list[str | None] = [None]
     if "transformers" in sys.modules and configurations(model):
         tries = [BACKEND, "eager"] if register_backend() else ["eager"]
-    for position, implementation in enumerate(tries):
-        last = position == len(tries) - 1
+    for implementation in tries:
+        last = implementation == tries[-1]
         recorder = Recorder(rows=rows, lazy=lazy, keep=None if rows is None else _keep_rows(rows))
         try:
             with _running(model, recorder, implementation, differentiable, masks):
@@ -441,11 +484,19 @@ def capture(
             continue
         calls = recorder.chosen()
         missing = missing_modules(attention, recorder)
-        if last or (calls and not missing):
+        if calls and not missing:
             break
     if missing or not calls:
         raise InputError(_error_text(model, missing, len(calls), partly=recorder.lost() >= set(missing)))
-    return _captured(model, attention, calls, outputs, inputs, differentiable, masks)
+    known = {id(module): name for name, module in model.named_modules()}
+    names = tuple(_name(call, known, attention) for call in calls)
+    pairs = zip(calls, names, strict=True)
+    layers: list[Any] = [call.lazy or four_axes(call, name, _batch(inputs)) for call, name in pairs]
+    if not differentiable:
+        layers = [layer.detach() if isinstance(layer, Tensor) else layer for layer in layers]
+    shown = [_mask(call, layer.shape[0]) for call, layer in zip(calls, layers, strict=True) if masks]
+    captured = Captured(tuple(layers), names, kinds_of(calls, names), outputs, tuple(shown))
+    return captured, [call.shape for call in calls]
 
 
 def missing_modules(attention: Mapping[str, nn.Module], recorder: Recorder) -> list[str]:
@@ -509,26 +560,6 @@ def _error_text(model: nn.Module, missing: list[str], captured: int, partly: boo
         f"{problem}: {shown} ({', '.join(classes)}); "
         "call fasterqk.trace.record(self, probabilities) in their forward"
     )
-
-
-def _captured(
-    model: nn.Module,
-    attention: Mapping[str, nn.Module],
-    calls: list[AttentionCall],
-    outputs: Any,
-    inputs: Any,
-    differentiable: bool,
-    masks: bool,
-) -> Captured:
-    known = {id(module): name for name, module in model.named_modules()}
-    names = tuple(_name(call, known, attention) for call in calls)
-    batch = _batch(inputs)
-    pairs = zip(calls, names, strict=True)
-    layers: list[Any] = [call.lazy or four_axes(call, name, batch) for call, name in pairs]
-    if not differentiable:
-        layers = [layer.detach() if isinstance(layer, Tensor) else layer for layer in layers]
-    shown = [_mask(call, layer.shape[0]) for call, layer in zip(calls, layers, strict=True) if masks]
-    return Captured(tuple(layers), names, kinds_of(calls, names), outputs, tuple(shown))
 
 
 def _mask(call: AttentionCall, batch: int) -> Tensor | None:
