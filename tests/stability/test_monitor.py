@@ -533,7 +533,7 @@ def test_a_monitor_prints_what_it_does(net):
     monitor.remove()
 
 
-# Logits of products p (before the scale 1/2), where a bias b or a mask comes before the scale, or a sign after.
+# Logits of products p and a bias b, in which the mask or the bias comes before the scale 1/2.
 HIDDEN = ~torch.ones(6, 6).tril().bool()
 WRITTEN = {
     "masked, then scaled": lambda p, b: p.masked_fill(HIDDEN, -math.inf) / 2,

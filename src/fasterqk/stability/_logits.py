@@ -35,8 +35,8 @@ from fasterqk.stability._scores import (
     LogitTrace,
     Scores,
     four_axes,
-    seen_inside,
 )
+from fasterqk.trace.calls import seen_inside
 from fasterqk.trace.modules import head_counts, nothing_compiled
 
 # --- FlexAttention is not a torch function, so its name is replaced in the modules that call it ---

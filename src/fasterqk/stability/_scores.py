@@ -5,13 +5,10 @@ the product after a soft cap and with additive biases, if the model has them. On
 count. ``LogitTrace`` turns each attention call of the code that runs into ``Scores``.
 """
 
-import inspect
 import math
-import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -20,11 +17,12 @@ from torch import Tensor
 
 from fasterqk.trace.calls import (
     SCORES,
+    SDPA_SIGNATURE,
     AttentionTrace,
     Operation,
     carries,
     is_parameter,
-    scaled_dot_product_attention,
+    seen_inside,
 )
 
 # Masks add at least -10000 to a score, or put the smallest number there.
@@ -422,8 +420,8 @@ class LogitTrace(AttentionTrace):
             causal, mask = options.get("is_causal", False), options.get("attn_mask")
             self.saw(KernelScores, heads=self.heads, causal=causal, mask=mask, **named)
             return operation.run()
-        with self:
-            return seen_inside(operation.func)(*operation.args, **operation.kwargs)
+        with self:  # torch's function itself: training stays the same, bit for bit
+            return _MULTI_HEAD_INSIDE(*operation.args, **operation.kwargs)
 
     def saw(self, kind: Callable[..., Scores], *arguments: Any, **options: Any) -> None:
         """Pass the scores of one call on."""
@@ -529,17 +527,5 @@ def _in_place(func: Any) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
 
 
-@cache
-def seen_inside(func: Any, **names: Any) -> Callable[..., Any]:
-    """A copy of a torch function that skips its dispatch to active modes, so that a trace sees its inside.
-
-    ``names`` stand for other functions that it calls.
-    """
-    namespace = {**func.__globals__, "has_torch_function": lambda _: False, **names}
-    copy = types.FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
-
-
 SDPA, SOFTMAX, MULTI_HEAD = F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward
-SDPA_SIGNATURE = inspect.signature(scaled_dot_product_attention)  # torch's own is not known to Python
+_MULTI_HEAD_INSIDE = seen_inside(MULTI_HEAD)
