@@ -34,7 +34,7 @@ from fasterqk.stability._scores import (
     KernelScores,
     LogitTrace,
     Scores,
-    four_axes,
+    by_head,
 )
 from fasterqk.trace.calls import seen_inside
 from fasterqk.trace.modules import head_counts, nothing_compiled
@@ -254,7 +254,7 @@ def _bounded_softmax(
         with torch.no_grad():
             for block in _bounded:
                 try:
-                    logit = four_axes(input.detach(), block.heads).amax((0, 2, 3))
+                    logit = by_head(input.detach(), block.heads).amax((0, 2, 3))
                 except ValueError:
                     continue  # not attention of these heads
                 unknown = torch.full_like(logit, math.inf)

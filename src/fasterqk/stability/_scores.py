@@ -21,6 +21,7 @@ from fasterqk.trace.calls import (
     AttentionTrace,
     Operation,
     carries,
+    four_axes,
     is_parameter,
     seen_inside,
 )
@@ -204,12 +205,13 @@ class KernelScores(Scores):
         maxima: Tensor | None = None,
         lse: Tensor | None = None,
     ) -> None:
-        self.like = self.query = four_axes(query.detach(), heads)
+        self.like = self.query = by_head(query.detach(), heads)
         self.heads, self.length = self.query.shape[1], self.query.shape[2]
         self.key = _key_axes(key.detach(), self.query)
         self.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         self.causal = causal
-        self.mask = None if mask is None else _mask_axes(mask.detach(), self.query, self.heads)
+        self.mask = None if mask is None else _mask_axes(mask.detach(), self.query)
+        self.bias = self.mask if self.mask is not None and self.mask.is_floating_point() else None
         self.score_mod, self.mask_mod = score_mod, mask_mod
         self.value = None if value is None else _key_axes(value.detach(), self.query)
         self.maxima = None if maxima is None else maxima.detach().amax((0, 2)).float()
@@ -223,19 +225,16 @@ class KernelScores(Scores):
         query, key = _lengths(self.query).amax(2), _lengths(self.key).amax(2)
         key = key.repeat_interleave(self.heads // key.shape[1], 1)
         bound = (query * key).amax(0) * (abs(self.scale) * _ROUNDING)
-        if self.lse is None or self._bias() is not None:
+        if self.lse is None or self.bias is not None:
             return bound
         return torch.minimum(bound, self.lse.detach().amax((0, 2)) + (_ROUNDING - 1) * bound)
 
     def logit_bounds(self) -> Tensor:
         """An upper bound on the logits of each head; infinite if a function changes them."""
-        bound, bias = self.bounds(), self._bias()
+        bound = self.bounds()
         if self.score_mod is not None:
             return torch.full_like(bound, math.inf)
-        return bound if bias is None else bound + bias.amax()
-
-    def _bias(self) -> Tensor | None:
-        return self.mask if self.mask is not None and self.mask.is_floating_point() else None
+        return bound if self.bias is None else bound + self.bias.amax()
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         device = self.query.device
@@ -306,7 +305,7 @@ class WrittenScores(Scores):
         logits = logits[..., : products.shape[-1]]  # columns beyond the keys are attention sinks
         if products.shape != logits.shape:
             products = products.expand(logits.shape)
-        self.products, self.logits = four_axes(products, heads), four_axes(logits, heads)
+        self.products, self.logits = by_head(products, heads), by_head(logits, heads)
         self.heads, self.length, self.like = self.products.shape[1], self.products.shape[2], self.products
         self.capped, self.shifted = capped, shifted
         for name, vectors in zip(("query", "key"), factors, strict=False):
@@ -332,44 +331,29 @@ def _lengths(vectors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(vectors, dim=-1, dtype=dtype)
 
 
-def four_axes(tensor: Tensor, heads: int | None) -> Tensor:
-    """``tensor`` as (batch, head, ...): code may keep (batch * head, ...), or groups of heads apart."""
-    shape = tensor.shape
-    if len(shape) == 4 and heads in (None, shape[1]):
-        return tensor
-    if len(shape) == 2:
-        return tensor[None, None]
-    if len(shape) == 3 and heads in (None, 1):
-        return tensor.unsqueeze(1)
-    if len(shape) == 3 and heads is not None and shape[0] % heads == 0:
-        return tensor.reshape(-1, heads, *shape[1:])
-    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
-        return tensor.flatten(1, 2)
-    if len(shape) > 4 and heads in (None, shape[-3]):
-        return tensor.flatten(0, -4)
-    raise ValueError(f"attention of shape {tuple(shape)} with {heads} heads")
+def by_head(tensor: Tensor, heads: int | None) -> Tensor:
+    """``tensor`` as (batch, head, ...); a ``ValueError`` if it is not attention of these heads."""
+    shaped = four_axes(tensor, heads)
+    if shaped is None and heads in (None, tensor.shape[-3]):
+        shaped = tensor.flatten(0, -4)
+    if shaped is None or heads not in (None, shaped.shape[1]):
+        raise ValueError(f"attention of shape {tuple(tensor.shape)} with {heads} heads")
+    return shaped
 
 
 def _key_axes(key: Tensor, query: Tensor) -> Tensor:
     """The keys of a kernel with four axes; they may have fewer heads than the queries."""
-    if key.dim() == 4:
-        return key
     if key.dim() > 4 and key.shape[:-3].numel() == len(query):
         return key.flatten(0, -4)
-    return key.reshape(len(query), -1, *key.shape[-2:])
+    return key if key.dim() == 4 else key.reshape(len(query), -1, *key.shape[-2:])
 
 
-def _mask_axes(mask: Tensor, query: Tensor, heads: int) -> Tensor:
+def _mask_axes(mask: Tensor, query: Tensor) -> Tensor:
     """A mask with four axes, each as long as that of the scores, or 1."""
-    if mask.dim() == 4 or mask.dim() == 2:
-        return mask if mask.dim() == 4 else mask[None, None]
     if mask.dim() == 3:
-        return (
-            mask.reshape(len(query), -1, *mask.shape[1:])
-            if len(mask) == len(query) * heads
-            else mask[:, None]
-        )
-    return mask.flatten(0, -4)
+        flat = len(mask) == query.shape[:2].numel()
+        return mask.reshape(len(query), -1, *mask.shape[1:]) if flat else mask[:, None]
+    return mask[None, None] if mask.dim() == 2 else mask.flatten(0, -4) if mask.dim() > 4 else mask
 
 
 # --- The trace: the scores that a block forms ---

@@ -436,34 +436,39 @@ def innermost_with_weights(frames: Sequence[Frame]) -> str | None:
 # --- Shapes: probabilities as ``(batch, head, query, key)`` ---
 
 
-def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
-    """The probabilities of ``call`` with four axes.
+def four_axes(tensor: Tensor, heads: int | None, batch: int | None = None) -> Tensor | None:
+    """``tensor`` as ``(batch, head, query, key)``; None if its axes are others.
 
     Older code keeps ``(batch * head, query, key)``; single-head code ``(batch, query, key)`` or
     ``(query, key)``; grouped-query code may keep ``(batch, group, head in group, query, key)``.
     """
-    probabilities = call.probabilities
-    assert probabilities is not None  # recorded calls have them
-    shape = tuple(probabilities.shape)
+    shape = tensor.shape
+    if len(shape) == 2:
+        return tensor[None, None]
+    if len(shape) == 3:
+        if heads in (None, 1) and batch in (None, shape[0]):
+            return tensor.unsqueeze(1)
+        if heads is not None and shape[0] == heads * (batch or shape[0] // heads):
+            return tensor.reshape(-1, heads, *shape[1:])
+        if shape[0] == batch:
+            return tensor.unsqueeze(1)
+        if batch is not None and heads is None and shape[0] % batch == 0:
+            return tensor.reshape(batch, -1, *shape[1:])
+    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
+        return tensor.flatten(1, 2)
+    return tensor if len(shape) == 4 else None
+
+
+def probabilities_of(call: AttentionCall, name: str, batch: int | None) -> Tensor:
+    """The probabilities of ``call`` with four axes."""
+    assert call.probabilities is not None  # recorded calls have them
     modules = [call.module, *(frame.module for frame in reversed(call.frames))]  # the nearest first
     stated = (head_counts(module) for module in modules if module is not None)
     heads = next((counts[0] for counts in stated if counts is not None), None)
-    if len(shape) == 4:
-        return probabilities
-    if len(shape) == 2:
-        return probabilities[None, None]
-    if len(shape) == 3:
-        if shape[0] == batch and heads in (None, 1):
-            return probabilities.unsqueeze(1)
-        if heads is not None and shape[0] == heads * (batch or shape[0] // heads):
-            return probabilities.reshape(-1, heads, *shape[1:])
-        if batch is not None and shape[0] == batch:
-            return probabilities.unsqueeze(1)
-        if batch is not None and heads is None and shape[0] % batch == 0:
-            return probabilities.reshape(batch, -1, *shape[1:])
-    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
-        return probabilities.flatten(1, 2)
-    raise not_four_axes(name, shape)
+    probabilities = four_axes(call.probabilities, heads, batch)
+    if probabilities is None:
+        raise not_four_axes(name, tuple(call.probabilities.shape))
+    return probabilities
 
 
 def not_four_axes(name: str, shape: tuple[int, ...]) -> InputError:

@@ -23,9 +23,9 @@ from fasterqk.trace.calls import (
     Kind,
     Operation,
     Running,
-    four_axes,
     kinds_of,
     not_four_axes,
+    probabilities_of,
     probe_running,
     scaled_dot_product_attention,
 )
@@ -491,7 +491,7 @@ def _captured(
     known = {id(module): name for name, module in model.named_modules()}
     names = tuple(_name(call, known, attention) for call in calls)
     pairs = zip(calls, names, strict=True)
-    layers: list[Any] = [call.lazy or four_axes(call, name, _batch(inputs)) for call, name in pairs]
+    layers: list[Any] = [call.lazy or probabilities_of(call, name, _batch(inputs)) for call, name in pairs]
     if not differentiable:
         layers = [layer.detach() if isinstance(layer, Tensor) else layer for layer in layers]
     shown = [_mask(call, layer.shape[0]) for call, layer in zip(calls, layers, strict=True) if masks]
@@ -573,7 +573,7 @@ def _mask(call: AttentionCall, batch: int) -> Tensor | None:
 
 def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:
     def keep(call: AttentionCall) -> Tensor:
-        layer = four_axes(call, call.frames[-1].name if call.frames else "", len(rows))
+        layer = probabilities_of(call, call.frames[-1].name if call.frames else "", len(rows))
         if layer.shape[2] == 1:  # the model formed no other row
             return layer
         if len(layer) != len(rows) or layer.shape[2] <= int(rows.max()):
