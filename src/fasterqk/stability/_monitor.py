@@ -179,11 +179,9 @@ class LogitMonitor:
         return write_text(Path(path), page(self.history, self.limit) if self.last else "")
 
     def _repr_html_(self) -> str:
-        return (
-            heat_maps(self.history, self.limit, ("logit", "entropy"))
-            if self.history
-            else "<p>No reading yet.</p>"
-        )
+        if not self.history:
+            return "<p>No reading yet.</p>"
+        return heat_maps(self.history, self.limit, ("logit", "entropy"))
 
     # --- Which steps are read ---
 
@@ -410,15 +408,11 @@ class _Step:
 
     def end(self, logits: dict[str, list[Tensor]]) -> None:
         """After the step."""
-        self.change = {
-            path: torch.cat([new - old for new, old in zip(calls, self._logits[path], strict=True)], 1)
-            .square()
-            .nanmean(1)
-            .sqrt()
-            .cpu()
-            for path, calls in logits.items()
-            if path in self._logits
-        }
+        self.change = {}
+        for path in logits.keys() & self._logits.keys():
+            pairs = zip(logits[path], self._logits[path], strict=True)
+            changes = torch.cat([new - old for new, old in pairs], 1)
+            self.change[path] = changes.square().nanmean(1).sqrt().cpu()
         sizes: dict[str, list[float]] = {}
         for (role, weight), before in zip(self._parts(), self._weights, strict=True):
             size = sizes.setdefault(role, [0.0, 0.0])

@@ -75,32 +75,19 @@ class Logits:
                 numbers[f"logits/{logged}"] = float(torch.cat(parts).nanmean())
         if any(reading.biased or reading.capped for reading in readings):
             numbers["logits/max_product"] = float(torch.cat([reading.product for reading in readings]).amax())
-        return (
-            numbers
-            | {f"update/{role}": size for role, size in self.updates.items()}
-            | {
-                f"logits/{_MAXIMUM[reading.way]}/{path or 'model'}": float(reading.logit.amax())
-                for path, reading in self.readings.items()
-            }
-        )
+        numbers |= {f"update/{role}": size for role, size in self.updates.items()}
+        for path, reading in self.readings.items():
+            numbers[f"logits/{_MAXIMUM[reading.way]}/{path or 'model'}"] = float(reading.logit.amax())
+        return numbers
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data: the step, and for each block its layer and numbers by head."""
-        return {
-            "step": self.step,
-            "way": self.way,
-            "updates": dict(self.updates),
-            "blocks": {
-                path: {
-                    "layer": self.layers[path],
-                    "way": reading.way,
-                    "additive_bias": reading.biased,
-                    "soft_cap": reading.capped,
-                    **{name: number.tolist() for name, number in reading.numbers().items()},
-                }
-                for path, reading in self.readings.items()
-            },
-        }
+        blocks = {}
+        for path, reading in self.readings.items():
+            about = {"layer": self.layers[path], "way": reading.way}
+            about |= {"additive_bias": reading.biased, "soft_cap": reading.capped}
+            blocks[path] = about | {name: number.tolist() for name, number in reading.numbers().items()}
+        return {"step": self.step, "way": self.way, "updates": dict(self.updates), "blocks": blocks}
 
     def __str__(self) -> str:
         rows = []
@@ -109,11 +96,8 @@ class Logits:
             if reading.capped or reading.biased:
                 changes = " and ".join(["soft cap"] * reading.capped + ["additive bias"] * reading.biased)
                 notes.append(f"with {changes}; product {float(reading.product.amax()):.4g}")
-            row = {
-                "block": path or "(model)",
-                _TITLES[self.way]: f"{float(reading.logit[head]):.4g}",
-                "head": str(head),
-            }
+            largest = f"{float(reading.logit[head]):.4g}"
+            row = {"block": path or "(model)", _TITLES[self.way]: largest, "head": str(head)}
             if reading.entropy is not None:
                 row["smallest entropy"] = f"{float(reading.entropy.amin()):.3f}"
             rows.append(row | {"": "; ".join(notes)})
