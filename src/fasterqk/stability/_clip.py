@@ -38,6 +38,7 @@ from fasterqk.stability._logits import (
     AttentionBlock,
     EagerTraining,
     LogitTrace,
+    Observer,
     Watch,
     agreed_sizes,
     attention_blocks,
@@ -136,7 +137,7 @@ def qk_clip(
     return QKClip(model, unwrapped(optimizer), blocks, threshold, alpha, log_only, group, compiled)
 
 
-class QKClip:
+class QKClip(Observer):
     """The clip of one model and its optimizer, made by :func:`qk_clip`.
 
     ``last`` are the heads above the threshold in the last step, ``total`` counts such heads since the start,
@@ -191,12 +192,6 @@ class QKClip:
         self._eager.stop()
         self._watch.remove()
         self._step_hook.remove()
-
-    def __enter__(self) -> "QKClip":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
 
     def _see(self, block: AttentionBlock, scores: Scores) -> None:
         scaled = self._by_path[block.path]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -49,9 +49,9 @@ def _seen_flex(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call FlexAttention and show it; on a GPU the kernel itself returns the largest score of each row."""
     named: dict[str, Any] = {**dict(zip(_FLEX_ARGUMENTS, args, strict=False)), **kwargs}
     user_aux, mask = named.get("return_aux"), named.get("block_mask")
-    request: Any = getattr(sys.modules[_FLEX], "AuxRequest", None)  # None before torch 2.9
-    asks = bool(_traces and request and named["query"].is_cuda and not named.get("return_lse"))
+    asks = bool(_traces and named["query"].is_cuda and not named.get("return_lse"))
     if asks:
+        request = sys.modules[_FLEX].AuxRequest
         kwargs["return_aux"] = request(lse=bool(user_aux and user_aux.lse), max_scores=True)
     with unobserved():  # the kernel may be compiled, which an active mode would change
         output = kernel(*args, **kwargs)
@@ -395,6 +395,20 @@ class Watch:
         """Remove the hooks; a pass that has begun may still call them."""
         self._removed = True
         self._hooks.close()
+
+
+class Observer:
+    """What observes a model until ``remove()``; as a context manager, until its end."""
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
 
 class EagerTraining:

@@ -30,6 +30,7 @@ from fasterqk.stability._logits import (
     AttentionBlock,
     EagerTraining,
     Hook,
+    Observer,
     Watch,
     agreed_sizes,
     attention_blocks,
@@ -47,7 +48,7 @@ _KEPT = 1000  # readings; beyond it every second one is dropped
 _ROWS = 16  # of each call, in which the change of logits is read
 
 
-class LogitMonitor:
+class LogitMonitor(Observer):
     """Reads the attention logits of ``model`` in its training passes: in the first step, then periodically.
 
     A logit is what enters the softmax, rotary positions included, over all pairs that the mask allows. With
@@ -167,12 +168,6 @@ class LogitMonitor:
         """Remove all hooks."""
         self._session.close()
         self._hooks.close()
-
-    def __enter__(self) -> "LogitMonitor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
 
     def write(self, path: str | Path) -> Path:
         """Write a self-contained HTML page of all readings, layers and heads over time; returns its path."""

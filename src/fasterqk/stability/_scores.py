@@ -7,7 +7,6 @@ count. ``LogitTrace`` turns each attention call of the code that runs into ``Sco
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -262,24 +261,17 @@ class KernelScores(Scores):
                 visible = visible & mask
             else:
                 logits, visible = logits + mask, visible & (mask > _HIDDEN)
-        where = (torch.arange(len(products), device=products.device), heads, rows, keys)
         if self.mask_mod is None and self.score_mod is None:
             return products, logits, visible
-        with _indexed_by_tensors():
+        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+        where = (torch.arange(len(products), device=products.device), heads, rows, keys)
+        with TransformGetItemToIndex():  # these functions may index tensors by tensors
             if self.mask_mod is not None:
                 visible = visible & _for_all_pairs(self.mask_mod, 0)(*where)
             if self.score_mod is not None:
                 logits = _for_all_pairs(self.score_mod, 1)(logits, *where)
         return products, logits, visible
-
-
-def _indexed_by_tensors() -> AbstractContextManager[Any]:
-    """Let the functions of FlexAttention index tensors by tensors, as FlexAttention itself does."""
-    try:
-        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-    except ImportError:
-        return nullcontext()
-    return TransformGetItemToIndex()
 
 
 def _for_all_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
@@ -466,8 +458,9 @@ class LogitTrace(AttentionTrace):
             setattr(output, self.tag, Products(output.detach()))  # a sum of products
         elif all(other.products is origin.products for other in others):
             before = origin.logits
-            if before is None and func in _SUBTRACTED and _is_row_value(args[-1]):
-                before = source.detach()
+            if before is None and func in _SUBTRACTED and isinstance(args[-1], Tensor):
+                # One number per row is its maximum.
+                before = source.detach() if args[-1].dim() > 2 and args[-1].shape[-1] == 1 else None
             capped = origin.capped or func in _TANH
             origin = replace(origin, pure=False, capped=capped, logits=before)
             second = bool(args) and args[0] is not source
@@ -499,11 +492,6 @@ def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
     if getattr(func, "__name__", "").endswith("_like") or not output.is_floating_point():
         return False
     return carries(func, source, output) or (func is torch.cat and output.dim() == source.dim())
-
-
-def _is_row_value(value: Any) -> bool:
-    """Whether ``value`` has one number per row, such as the maximum that is subtracted before a softmax."""
-    return isinstance(value, Tensor) and value.dim() > 2 and value.shape[-1] == 1
 
 
 def _in_place(func: Any) -> bool:
