@@ -538,6 +538,7 @@ HIDDEN = ~torch.ones(6, 6).tril().bool()
 WRITTEN = {
     "masked, then scaled": lambda p, b: p.masked_fill(HIDDEN, -math.inf) / 2,
     "masked, then scaled in place": lambda p, b: p.masked_fill(HIDDEN, -1e9).mul_(0.5),
+    "masked by a little, then scaled": lambda p, b: ((4 * p).masked_fill(HIDDEN, -1e4)) / torch.tensor(8),
     "biased, then scaled by a tensor": lambda p, b: (p + b) * torch.tensor(0.5),
     "less the maximum, then scaled": lambda p, b: (p - p.amax(-1, keepdim=True)) / 2,
     "negated": lambda p, b: -(-p + b) / 2,

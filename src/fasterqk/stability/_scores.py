@@ -293,13 +293,14 @@ class WrittenScores(Scores):
         capped: bool,
         shifted: bool,
         factors: Sequence[Tensor] = (),
+        hidden: float = _HIDDEN,
     ) -> None:
         logits = logits[..., : products.shape[-1]]  # columns beyond the keys are attention sinks
         if products.shape != logits.shape:
             products = products.expand(logits.shape)
         self.products, self.logits = by_head(products, heads), by_head(logits, heads)
         self.heads, self.length, self.like = self.products.shape[1], self.products.shape[2], self.products
-        self.capped, self.shifted = capped, shifted
+        self.capped, self.shifted, self.hidden = capped, shifted, hidden
         for name, vectors in zip(("query", "key"), factors, strict=False):
             if vectors.shape[:-2].numel() == self.products.shape[:2].numel():
                 setattr(self, name, vectors.detach().reshape(-1, self.heads, *vectors.shape[-2:]))
@@ -309,7 +310,7 @@ class WrittenScores(Scores):
         if rows is not None:
             rows = rows.to(products.device)
             products, logits = products.index_select(2, rows), logits.index_select(2, rows)
-        yield _wide(products), _wide(logits), logits > _HIDDEN
+        yield _wide(products), _wide(logits), logits > self.hidden
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -366,7 +367,8 @@ class Products:
     """The origin of a tensor of scores: ``products``, the part of it that is queries times keys.
 
     ``pure``: that is all of it. ``logits``: the scores before their maximum was subtracted.
-    ``vectors``: the queries and keys, where the product shows which axis is theirs.
+    ``vectors``: the queries and keys, where the product shows which axis is theirs. ``hidden``: masked scores
+    are at most this.
     """
 
     products: Tensor
@@ -374,6 +376,7 @@ class Products:
     capped: bool = False
     logits: Tensor | None = None
     vectors: tuple[Tensor, ...] = ()
+    hidden: float = _HIDDEN
 
 
 class LogitTrace(AttentionTrace):
@@ -429,7 +432,7 @@ class LogitTrace(AttentionTrace):
         if origin is not None:
             shifted = origin.logits is not None
             shown = origin.logits if shifted else logits.detach()
-            about = origin.capped, shifted, origin.vectors
+            about = origin.capped, shifted, origin.vectors, origin.hidden
             self.saw(WrittenScores, origin.products, shown, self.heads, *about)
             delattr(logits, self.tag)  # autograd may keep the tensor
         return operation.run()
@@ -484,7 +487,11 @@ def _scaled(origin: Products, operation: Operation, source: Tensor, output: Tens
             return operation.func(*arguments, **operation.kwargs)
 
     logits = None if origin.logits is None else scaled(origin.logits)
-    return replace(origin, products=scaled(origin.products), logits=logits)
+    numbers = [argument for argument in operation.args if argument is not source]
+    hidden = origin.hidden  # a mask is scaled with the rest
+    if len(numbers) == 1 and (not isinstance(numbers[0], Tensor) or numbers[0].numel() == 1):
+        hidden = -abs(float(scaled(torch.full((1,), hidden, device=output.device))))
+    return replace(origin, products=scaled(origin.products), logits=logits, hidden=hidden)
 
 
 def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
