@@ -14,7 +14,7 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fasterqk.errors import InputError, WorkError, errors_name_standard_output
+from fasterqk.errors import InputError, WorkError, errors_name_standard_output, suggestion
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,11 +22,19 @@ if TYPE_CHECKING:
 _NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)  # and lists that begin with one
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Names the ceiling of every count behind its help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        most = getattr(action.type, "most", None)
+        return (action.help or "") + (f", at most {most}" if most and action.type is not a_seed else "")
+
+
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` whose errors are one line with exit code 2."""
+    """An ``ArgumentParser`` whose errors are one line, exit code 2, and name the option that was meant."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", _Help)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         # Read -1e-3, -inf and -1,2 as values, which types refuse, and not as options.
@@ -38,6 +46,18 @@ class Parser(argparse.ArgumentParser):
         """Add an option with one value, read by ``kind``; the help ends with its default, if it has one."""
         shown = "" if default is None else f" (default: {default})"
         self.add_argument(flag, type=kind, metavar=metavar, help=help + shown, default=default)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Before argparse complains that the option which was meant is missing.
+        if not any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions):
+            for word in args or ():
+                flag = word.partition("=")[0]
+                if flag == "--":
+                    break
+                if re.fullmatch(r"--\w[\w-]*", flag) and flag not in self._option_string_actions:
+                    near = suggestion(flag, list(self._option_string_actions))
+                    self.error(f"unrecognized arguments: {flag}{near}")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {' '.join(message.split())}", file=sys.stderr)
@@ -101,15 +121,26 @@ def add_action(actions: Any, name: str, summary: str, *lines: str) -> Parser:
     return parser
 
 
-def positive_int(text: str) -> int:
-    """An argparse type: a whole number of at least one."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
-    return number
+class Whole:
+    """An argparse type: a whole number from ``least`` to ``most``, which the help of the option names."""
+
+    def __init__(self, most: int, least: int = 1) -> None:
+        self.least, self.most = least, most
+
+    def __call__(self, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+        if number < self.least:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not at least {self.least}")
+        if number > self.most:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is above {self.most}, the most that it may be")
+        return number
+
+
+positive_int = Whole(1_000_000)
+a_seed = Whole(2**63 - 1, least=0)
 
 
 def positive_float(text: str) -> float:
@@ -129,6 +160,7 @@ def list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def parse(text: str) -> list[Any]:
         return [kind(part.strip()) for part in text.split(",")]
 
+    parse.most = getattr(kind, "most", None)  # type: ignore[attr-defined]
     return parse
 
 
@@ -260,7 +292,8 @@ class Program:
         if words[0] not in self.commands:
             parser = self._parser()
             command = parser.parse_args(words[:1]).command
-            parser.error(f"unknown command {command!r}; choose from {', '.join(self.commands)}")
+            near = suggestion(str(command), list(self.commands))
+            parser.error(f"unknown command {command!r}{near}")
         configure, run = self.command(words[0])
         parser = Parser(prog=f"{self.name} {words[0]}", description=self.commands[words[0]])
         configure(parser)
