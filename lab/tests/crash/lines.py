@@ -105,6 +105,42 @@ WORDS = (
     ),
 )
 
+NUMBERS = (
+    *(
+        "0",
+        "1",
+        "2",
+        "3",
+        "7",
+        "0.5",
+        "100",
+        "1e-30",
+        "1e-300",
+        "1e30",
+        "1e300",
+        "1e400",
+        "-1",
+        "-0.0",
+        "nan",
+    ),
+    *(
+        "inf",
+        "-inf",
+        "999",
+        "1000000",
+        "999999999999",
+        "1" + "0" * 30,
+        "9" * 5000,
+        "1_0",
+        " 2 ",
+        "٣",
+        "½",
+        "",
+    ),
+    *("0x10", "1,2", "1,,2", "1,nan", "1e-3,1e3", "2,2", ",".join(map(str, range(1, 60))), "none", "random"),
+    *("1/1", "3/2", "1/0"),
+)
+
 
 @dataclass
 class Line:
@@ -217,9 +253,7 @@ def make_lines(count: int, values: dict[str, list[str]], generator: random.Rando
             # Experiments have their options in common, so that each needs but some of them.
             chosen = generator.sample(options, min(2, len(options))) if words[0] == "reproduce" else options
             for action in chosen:
-                pool = values["hostile"] if generator.random() < 0.5 else WORDS
-                if _is_output(action) and os.geteuid() == 0:
-                    pool = [value for value in pool if value != "/proc"]  # where a path names this process
+                pool = _pool(action, values, generator)
                 bad = {action.dest: generator.choice(pool)}
                 if generator.random() < 0.25:
                     bad[generator.choice(options).dest] = generator.choice(WORDS)
@@ -228,8 +262,17 @@ def make_lines(count: int, values: dict[str, list[str]], generator: random.Rando
     return lines
 
 
-def _is_output(action: argparse.Action) -> bool:
-    return action.dest in ("out", "output", "export", "eraser_out", "folder")
+def _pool(action: argparse.Action, values: dict[str, list[str]], generator: random.Random) -> Sequence[str]:
+    """Values for an option: mostly such as it may take for a moment, sometimes any."""
+    if generator.random() < 0.2:
+        return WORDS
+    if action.type not in (None, str) and not action.choices:
+        return NUMBERS
+    takes_files = re.search(r"DIR|FILE|OUT|OTHER|MODEL|SPEC|CELL", str(action.metavar))
+    if not takes_files and action.dest not in ("spec", "others", "folder"):
+        return WORDS
+    # Where root writes /proc names this very process.
+    return [value for value in values["hostile"] if value != "/proc" or "out" not in action.dest]
 
 
 def _good(
