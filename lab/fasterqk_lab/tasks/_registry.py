@@ -315,6 +315,8 @@ def wrong_checksums(folder: Path) -> list[str]:
 def use_data_folder(folder: str | Path | None) -> Iterator[None]:
     """Make ``folder``, if one is given, the data folder of this process and of the workers it starts."""
     before = os.environ.get(VARIABLE)
+    if folder is not None and not Path(folder).is_dir():
+        raise InputError(f"--data-dir {str(folder)!r} is no folder")
     if folder:
         os.environ[VARIABLE] = str(folder)
     try:

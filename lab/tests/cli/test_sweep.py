@@ -85,7 +85,7 @@ def test_a_line_for_each_failure(tmp_path: Path, spec: str, capsys: pytest.Captu
         (["--shard", "0/2"], "'0/2' is not I/N"),
         (["--shard", "one"], "'one' is not I/N"),
         (["--workers", "0"], "'0' is not at least 1"),
-        (["--retries", "-1"], "'-1' is not a whole number of at least 0"),
+        (["--retries", "-1"], "'-1' is not at least 0"),
         (["--backend", "slurm"], "'slurm'"),
     ],
 )
