@@ -34,16 +34,6 @@ def check_output(path: str | os.PathLike[str], *, reads: Iterable[str | os.PathL
     and files inside the folders in ``reads``. Commands call this before they begin, writers before they
     write.
 
-    Arguments:
-        path: The file to write.
-        reads: Files and folders that must not be overwritten.
-
-    Returns:
-        The resolved path.
-
-    Raises:
-        InputError: The path must not be written.
-
     >>> check_output("mine.jsonl", reads=["mine.jsonl"]).name
     'mine.jsonl'
     >>> write_text("mine.jsonl", "{}").name

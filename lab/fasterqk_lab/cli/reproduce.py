@@ -12,7 +12,6 @@ from fasterqk.cli.common import (
     Whole,
     add_action,
     add_json,
-    add_out,
     add_page_options,
     examples,
     list_of,
@@ -78,6 +77,11 @@ def experiment_parser(experiment: "Experiment") -> Parser:
         add_device(parser)
     add_json(parser)
     return parser
+
+
+def add_out(parser: Parser) -> None:
+    """Add ``--out``, the results folder."""
+    parser.add_option("--out", str, "DIR", "results folder", default="out")
 
 
 class _Device(argparse.Action):

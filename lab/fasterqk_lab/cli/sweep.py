@@ -13,7 +13,6 @@ from fasterqk.cli.common import (
     Whole,
     add_action,
     add_json,
-    add_out,
     check_out,
     examples,
     prepare_half_precision,
@@ -21,7 +20,7 @@ from fasterqk.cli.common import (
 from fasterqk.console import duration_text, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
 from fasterqk.files import config_values, plain
-from fasterqk_lab.cli.reproduce import add_device
+from fasterqk_lab.cli.reproduce import add_device, add_out
 from fasterqk_lab.configs import content_hash
 
 if TYPE_CHECKING:

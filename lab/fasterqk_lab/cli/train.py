@@ -12,9 +12,7 @@ from fasterqk.cli.common import (
     Whole,
     a_seed,
     add_action,
-    add_data_dir,
     add_json,
-    add_out,
     check_out,
     examples,
     list_of,
@@ -23,7 +21,7 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import duration_text, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
-from fasterqk_lab.cli.reproduce import add_device
+from fasterqk_lab.cli.reproduce import add_device, add_out
 from fasterqk_lab.configs import config_types
 
 if TYPE_CHECKING:
@@ -334,7 +332,7 @@ def configure_data(parser: Parser) -> None:
     chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     summary = "list the data of every task: what is found, its counts, what is missing"
     check = add_action(chosen, "check", summary, *lines)
-    add_data_dir(check)
+    check.add_option("--data-dir", *TASK_OPTIONS["data_dir"])
     add_json(check)
 
 

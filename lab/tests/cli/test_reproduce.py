@@ -302,7 +302,7 @@ def test_table_kvqa_says_when_the_task_was_learnt(capsys, tmp_path, monkeypatch)
     [
         (["--size", "huge"], "unknown size 'huge'; choose from paper, small, tiny"),
         (["--arms", "slow"], "size 'small' has no arm 'slow'; choose from same, faster_qk"),
-        (["--seeds", "0"], "'0' is not at least 1"),
+        (["--seeds", "0"], "'0' is not a whole number from 1 to"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, words, message):

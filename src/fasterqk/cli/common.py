@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fasterqk.errors import InputError, WorkError, errors_name_standard_output, suggestion
 
@@ -74,11 +74,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
 
-def add_out(parser: Parser) -> None:
-    """Add ``--out``, the results folder."""
-    parser.add_option("--out", str, "DIR", "results folder", default="out")
-
-
 # The folders that commands create in a results folder.
 _MADE = ("runs", "figures", "tables", "tensorboard")
 
@@ -110,11 +105,6 @@ def prepare_half_precision() -> None:
         print(f"fasterqk: {line}", file=sys.stderr)
 
 
-def add_data_dir(parser: Parser) -> None:
-    """Add ``--data-dir``, the folder of the tasks' data."""
-    parser.add_option("--data-dir", str, "DIR", "data folder (default: $FASTERQK_DATA, checkout)")
-
-
 def add_action(actions: Any, name: str, summary: str, *lines: str) -> Parser:
     """Add an action of a command, such as ``list`` of ``runs``, with example lines; returns its parser."""
     parser: Parser = actions.add_parser(name, help=summary, description=summary, epilog=examples(*lines))
@@ -131,11 +121,11 @@ class Whole:
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
-        if number < self.least:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not at least {self.least}")
-        if number > self.most:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is above {self.most}, the most that it may be")
+            number = self.least - 1
+        if not self.least <= number <= self.most:
+            raise argparse.ArgumentTypeError(
+                f"{text[:40]!r} is not a whole number from {self.least} to {self.most}"
+            )
         return number
 
 
@@ -217,7 +207,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, handled like Ctrl-C: code that keeps its work on interruption does so here too."""
 
 
-class Program:
+class Program(NamedTuple):
     """A program with commands.
 
     ``commands`` maps each command to its summary. A command is a module of ``package`` with
@@ -227,24 +217,13 @@ class Program:
     """
 
     # Not a dataclass: importing that module would take longer than everything else here.
-    def __init__(
-        self,
-        *,
-        name: str,
-        version: str,
-        description: str,
-        package: str,
-        commands: Mapping[str, str],
-        welcome: str,
-        modules: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self.version = version
-        self.description = description
-        self.package = package
-        self.commands = commands
-        self.welcome = welcome
-        self.modules = modules or {}
+    name: str
+    version: str
+    description: str
+    package: str
+    commands: Mapping[str, str]
+    welcome: str
+    modules: Mapping[str, str] = {}
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one command line; returns the exit code."""
@@ -259,12 +238,9 @@ class Program:
                     # Flush here, where a closed pipe or a full disk can still be handled.
                     with errors_name_standard_output():
                         sys.stdout.flush()
-        except InputError as error:
+        except (InputError, WorkError) as error:
             print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-            return _INPUT
-        except WorkError as error:
-            print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-            return _MACHINE
+            return _INPUT if isinstance(error, InputError) else _MACHINE
         except KeyboardInterrupt as stop:
             print(f"{name}: stopped; what was finished is kept", file=sys.stderr)
             _drop_unwritten_output()
