@@ -62,11 +62,7 @@ def needs_extra(
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """The end of an error about an unknown name: the names near it, else all.
-
-    >>> suggestion("--qk-ration", ["--qk-ratio", "--loss"]), suggestion("x", ["a", "b"])
-    ("; did you mean '--qk-ratio'?", '; choose from a, b')
-    """
+    """The end of an error about an unknown name: the names near it, else all."""
     import difflib
 
     if near := difflib.get_close_matches(name, known):

@@ -123,7 +123,7 @@ def test_the_printed_command_names_form_and_data_folder(capsys, tmp_path):
     ("options", "message"),
     [
         (["imdb"], "unknown task 'imdb'; choose from"),
-        (["agreement", "--rates", "1e-3,fast"], "'fast' is not a number"),
+        (["agreement", "--rates", "1e-3,fast"], "'fast' is not a finite number above 0"),
         (["agreement", "--rates", "0.5"], "rate 0.5 lies outside"),
         (["agreement", "--ratios", "5,5"], "each once"),
         (["hatexplain", "--data-dir", "/nonexistent"], "/nonexistent"),

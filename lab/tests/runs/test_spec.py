@@ -167,7 +167,9 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
         ),
         ("[base]\ntask = 'sva'\nform = 'odd'\n", "task 'sva' has no form 'odd'; its forms are"),
         ("[base]\ntask = 'jsonl'\n", "needs the file with your data; write file = 'FILE.jsonl' in [base]"),
-        ("[base]\ntask = 'sva'\nlayers = 1_000_000_000\n", "layers 1000000000: at most 2000 can be built"),
+        ("[base]\ntask = 'sva'\nlayers = 3000\n", "layers 3000: at most 2000 can be built"),
+        ("[base]\ntask = 'sva'\nepochs = 1_000_000_000\n", "epochs 1000000000 is above 1000000"),
+        ("[base]\ntask = 'sva'\nwidth = 100_000\nmlp_width = 100_000\n", "weights is too large"),
         ("[base]\ntask = 'sva'\nlr = nan\n", "lr nan is not a finite number"),
         ("[base]\ntask = 'sva'\nfile = 'mine.jsonl'\n", "'mine.jsonl' belongs to task 'jsonl'"),
         (

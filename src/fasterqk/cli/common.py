@@ -138,8 +138,8 @@ def positive_float(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not math.isfinite(number) or number <= 0:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
     return number
 
@@ -183,8 +183,6 @@ def write_and_show(
 
     if arguments.output == "":
         raise InputError("--output '' is not a file name")
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
     check_output(path, reads=reads)
     write(path)
     opened = bool(arguments.open) and webbrowser.open(path.resolve().as_uri())
@@ -268,8 +266,7 @@ class Program(NamedTuple):
         if words[0] not in self.commands:
             parser = self._parser()
             command = parser.parse_args(words[:1]).command
-            near = suggestion(str(command), list(self.commands))
-            parser.error(f"unknown command {command!r}{near}")
+            parser.error(f"unknown command {command!r}{suggestion(str(command), list(self.commands))}")
         configure, run = self.command(words[0])
         parser = Parser(prog=f"{self.name} {words[0]}", description=self.commands[words[0]])
         configure(parser)
