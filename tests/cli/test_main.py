@@ -103,7 +103,7 @@ def test_an_unknown_command_is_quoted(capsys):
     [
         ("mesure", "; did you mean 'measure'?"),
         ("theory solve --qk-ration 10 --loss 1", "--qk-ration; did you mean '--qk-ratio'?"),
-        ("measure --modle=a --data b", "--modle; did you mean '--model'?"),
+        ("measure --modle=a --data b", "--modle; did you mean '--model'"),
         ("explore --xyz", "--xyz; choose from -h"),
     ],
 )
