@@ -20,7 +20,7 @@ NAME = "\u202e<script>window.broken = true<script><img src=x onerror='window.bro
 
 
 def report(folder):
-    """A results folder of a hostile name, with cells of hostile arms and configurations."""
+    """A results folder of a hostile name, with a hostile table and title."""
     folder.mkdir()
     columns = [{"key": NUL, "label": NUL}]
     save_table(folder, "table1", title=NUL, caption=NUL, columns=columns, rows=[{NUL: NUL}])
