@@ -69,7 +69,12 @@ _ROWS = 40
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return lines + ["| " + " | ".join(_text(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def _text(text: str) -> str:
+    """``text`` of a results folder without markup of HTML, which Markdown would pass on."""
+    return text.replace("<", "&lt;")
 
 
 # --- Effects ---
@@ -280,7 +285,7 @@ def experiment_page(title: str, command: str, folders: Sequence[Path], images: P
 def _documents(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The documents of a results folder by name: a forest comes before its curve."""
     paths = sorted((folder / kind).glob("*.json"), key=lambda path: path.stem)
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [json.loads(_text(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def decided_text(document: Mapping[str, Any]) -> str:

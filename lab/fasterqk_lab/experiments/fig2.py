@@ -351,7 +351,7 @@ EXPERIMENT = Experiment(
     run,
     (
         PROTOCOL_OPTION,
-        Option("seeds", int, "how many (g and h of published: at least the five of the notebooks)"),
+        Option("seeds", int, "how many (g, h of published: at least five, as in the notebooks)", most=1000),
         Option("panels", str, "only these (default: all)", many=True, metavar="a"),
     ),
     examples=("--protocol literal --seeds 1 # the paper's text, word for word",),

@@ -96,7 +96,7 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
 LAYERS = of_arms(
     "table-layers",
     lambda layers=(2, 4), seeds=None, epochs=None: [table_layers(depth, seeds, epochs) for depth in layers],
-    Option("seeds", int, "how many (default: 5 for 2 layers, 3 for 4)"),
+    Option("seeds", int, "how many (default: 5 for 2 layers, 3 for 4)", most=1000),
     examples=("--layers 2 --epochs 30 --json", "--layers 2 --seeds 1 --epochs 2 # a quick look"),
 )
 

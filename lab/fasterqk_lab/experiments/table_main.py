@@ -455,7 +455,7 @@ EXPERIMENT = Experiment(
     run,
     (
         Option("squad", str, "SQuAD too, in this size (accuracy is exact match)", choices=tuple(SIZES)),
-        Option("squad_seeds", int, "how many of SQuAD"),
+        Option("squad_seeds", int, "how many of SQuAD", most=1000),
     ),
     examples=("--squad small # with SQuAD, in a size for one core", "--protocol released --json"),
     needs_data=True,

@@ -427,7 +427,7 @@ EXPERIMENT = Experiment(
     run,
     (
         Option("data", str, "one data set (default: all, which takes hours)", choices=TUNED_DATA),
-        Option("seeds", int, "of the final comparison (default: 5; SQuAD: 3)"),
+        Option("seeds", int, "of the final comparison (default: 5; SQuAD: 3)", most=1000),
     ),
     examples=("--data hatexplain --out out",),
     needs_data=True,
