@@ -285,7 +285,7 @@ def experiment_page(title: str, command: str, folders: Sequence[Path], images: P
 def _documents(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The documents of a results folder by name: a forest comes before its curve."""
     paths = sorted((folder / kind).glob("*.json"), key=lambda path: path.stem)
-    return [json.loads(_text(path.read_text(encoding="utf-8"))) for path in paths]
+    return [{**json.loads(_text(path.read_text(encoding="utf-8"))), "name": path.stem} for path in paths]
 
 
 def decided_text(document: Mapping[str, Any]) -> str:
