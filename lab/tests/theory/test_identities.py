@@ -8,8 +8,8 @@ import pytest
 
 from fasterqk import theory
 from fasterqk_lab.cli.main import main
-from fasterqk_lab.theory import Population
 from fasterqk_lab.theory import _identities as check
+from fasterqk_lab.theory import collapsed
 from fasterqk_lab.theory._identities import CHECKS, Identity, check_identities, largest_error
 
 
@@ -49,8 +49,14 @@ def test_not_a_number_among_the_states_is_noticed(name, monkeypatch):
 
 def test_a_wrong_sign_would_be_caught(monkeypatch):
     """The appendix's transposed QK gradient fails the check that the right one passes."""
-    right = Population.gradients
-    monkeypatch.setattr(Population, "gradients", lambda self, *w: (right(self, *w)[0], right(self, *w)[1].T))
+    right = check.gradients
+
+    def transposed(population, matrices):
+        slopes = right(population, matrices)
+        on_qk = right(population, {name: collapsed(matrices, name) for name in ("ov", "qk")})["qk"].T
+        return slopes | {"k": on_qk @ matrices["q"], "q": on_qk.T @ matrices["k"]}
+
+    monkeypatch.setattr(check, "gradients", transposed)
     _, tolerance, function = CHECKS["propositions_1_2"]
     assert largest_error(function) > tolerance
 
