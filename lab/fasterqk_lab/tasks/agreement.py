@@ -82,27 +82,19 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task; nothing is read."""
     generator = Random(SAMPLE_SEED)
     ids = {word: index for index, word in enumerate(VOCABULARY)}
-    sentences: set[tuple[str, ...]] = set()
-    splits = {}
-    for split, count in COUNTS.items():
-        examples: list[LabelledInstance] = []
-        while len(examples) < count:
-            sentence, subject, number, attractors = draw_sentence(generator)
-            if tuple(sentence) in sentences:  # no sentence stands in two splits
-                continue
-            sentences.add(tuple(sentence))
-            relevance = np.zeros(len(sentence))
-            relevance[subject] = 1.0
-            examples.append(
-                LabelledInstance(
-                    id=f"{split}-{len(examples)}",
-                    tokens=np.array([ids[word] for word in sentence]),
-                    label=number,
-                    relevance=relevance,
-                    groups={"attractors": attractors},
-                )
-            )
-        splits[split] = LabelledInstances.collect(examples)
+    sentences: set[tuple[str, ...]] = set()  # no sentence stands in two splits
+
+    def draw(split: str, number: int) -> LabelledInstance:
+        words, subject, label, attractors = draw_sentence(generator)
+        while tuple(words) in sentences:
+            words, subject, label, attractors = draw_sentence(generator)
+        sentences.add(tuple(words))
+        relevance = (np.arange(len(words)) == subject).astype(float)
+        tokens, groups = np.array([ids[word] for word in words]), {"attractors": attractors}
+        return LabelledInstance(f"{split}-{number}", tokens, label, relevance, groups)
+
+    instances = ((split, draw(split, number)) for split in COUNTS for number in range(COUNTS[split]))
+    splits = LabelledInstances.by_split(instances)
     return ClassificationTask(name="agreement", splits=splits, classes=CLASSES, vocabulary=VOCABULARY)
 
 
