@@ -1,29 +1,10 @@
 """A sweep: one function for many configurations, each done once, by as many processes as wanted.
 
-It may be written down in a TOML file (a spec) that says which cells there are:
+It may be written down in a TOML file, a spec (docs/sweeps.md), that says which cells there are: grid x arms x
+seeds, seed by seed, so that a sweep that is stopped early has whole comparisons.
 
-    seeds = [0, 1, 2]
-
-    [base]                    # fields of all cells
-    task = "agreement"
-    epochs = 10
-
-    [arms.baseline]           # fields of one arm
-    qk_ratio = 1
-    [arms.faster_qk]
-    qk_ratio = 30
-
-    [grid]                    # every combination of these
-    lr = [1e-4, 1e-3]
-
-    [resources]               # of one cell; results do not depend on them
-    cpus = 1
-    gpus = 0
-
-The cells are grid x arms x seeds, seed by seed: a sweep that is stopped early has whole comparisons.
-
-``config`` and ``function`` name a class and a function of any module that Python finds, also beside the spec:
-a spec is a program. To read it is to import them, to sweep is to call them.
+``config`` and ``function`` of a spec name a class and a function of any module that Python finds, also beside
+the spec: a spec is a program. To read it is to import them, to sweep is to call them.
 """
 
 import difflib
@@ -57,7 +38,7 @@ from fasterqk_lab.runs._execute import (
     next_attempt,
     save_error,
 )
-from fasterqk_lab.runs._store import Store, claim, has_result
+from fasterqk_lab.runs._store import Store, claim, read_result
 
 RETRIES = 2
 
@@ -225,7 +206,7 @@ class RunningSweep:
     def _collect(self, cell: str) -> bool:
         """Look for the result of ``cell`` in the store; True when nothing is left to do for it."""
         try:
-            if not has_result(self.store.root / cell, self.configs[cell]):
+            if read_result(self.store.root / cell, self.configs[cell]) is None:
                 return False
         except InputError as error:
             self.failures.append(Failure(cell, str(error), by_input=True))
@@ -306,7 +287,7 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
     for key in document:
         if key not in KEYS:
             raise InputError(f"unknown key {key!r}{_suggestion(key, KEYS)}")
-    function = current_name(document.get("function", DEFAULT_FUNCTION))
+    function = document.get("function", DEFAULT_FUNCTION)
     find_function(function)
     kind = _config_class(document.get("config", DEFAULT_CONFIG))
     base = _table(document, "base")
@@ -342,7 +323,7 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
         for combination in combinations
         for arm, fields in (arms or {"": {}}).items()
     ]
-    return Spec(path, function, tuple(cells), _resources(_table(document, "resources")))
+    return Spec(path, current_name(function), tuple(cells), _resources(_table(document, "resources")))
 
 
 def _config_class(name: Any) -> type:

@@ -28,7 +28,7 @@ from fasterqk.files import (
 )
 from fasterqk_lab.configs import config_fields
 from fasterqk_lab.runs._execute import Event, read_journal
-from fasterqk_lab.runs._store import LOCK_NAME, Store, claim, clear, is_whole, read_result, read_sealed, state
+from fasterqk_lab.runs._store import LOCK_NAME, Store, claim, clear, read_result, read_sealed, state
 from fasterqk_lab.runs._sweep import Spec, SpecCell, read_spec
 
 # --- The table of finished cells: one row per cell, one column per field of its config or result ---
@@ -68,9 +68,6 @@ class Table(UserList[dict[str, Any]]):
             write_text(path, text)
         return text
 
-    def __repr__(self) -> str:
-        return f"Table({len(self)} rows, columns {', '.join(self.columns)})"
-
 
 def load(out: str | os.PathLike[str], spec: str | os.PathLike[str] | None = None) -> Table:
     """All finished cells of the store in ``out``, or those of ``spec`` with a column ``arm`` in front.
@@ -108,7 +105,7 @@ def with_lists_as_text(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(folder: Path, labels: Mapping[str, Any]) -> dict[str, Any] | None:
-    document = read_result(folder, lists=False)
+    document = read_result(folder)
     config = read_sealed(folder / "config.json")
     if document is None or config is None:
         return None
@@ -139,40 +136,28 @@ class Summary:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def summarize(folder: Path, *, with_config: bool = True, with_result: bool = False) -> Summary:
-    """The summary of one cell, quicker without its configuration and without its result.
-
-    A cell with an unreadable file is ``damaged``.
-    """
-    result: dict[str, Any] = {}
+def summarize(folder: Path) -> Summary:
+    """The summary of one cell; a cell with an unreadable file is ``damaged``."""
     try:
-        config = (read_sealed(folder / "config.json") or {}) if with_config else {}
-        finished = state(folder)
-        about = (read_sealed(folder / "environment.json") or {}) if finished == "done" else {}
-        if with_result and finished == "done":
-            document = read_result(folder, lists=False)
-            result = headline(document["result"]) if document else {}
-            whole = True
-        else:
-            whole = is_whole(folder / "result.json")
+        config = read_sealed(folder / "config.json") or {}
+        about = read_sealed(folder / "environment.json") or {}
+        document = read_result(folder)
     except InputError:
-        whole = False
-    if not whole:
         return Summary(folder.name, "damaged", None, {}, None, None)
     return Summary(
         cell=folder.name,
-        state=finished,
+        state=state(folder),
         kind=config.get("kind"),
         fields=config.get("all", {}),
-        attempt=about.get("attempt"),
-        seconds=about.get("seconds"),
-        result=result,
+        attempt=about.get("attempt") if document else None,
+        seconds=about.get("seconds") if document else None,
+        result=headline(document["result"]) if document else {},
     )
 
 
-def summaries(store: Store, *, with_result: bool = False) -> list[Summary]:
+def summaries(store: Store) -> list[Summary]:
     """The summaries of all cells, in order of their names."""
-    return [summarize(folder, with_result=with_result) for folder in store.cells()]
+    return [summarize(folder) for folder in store.cells()]
 
 
 # The headline of a training: what its numbers are called, and where its result holds them.
@@ -271,7 +256,7 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     """The plan for ``spec`` on the store in ``out``; nothing is run or written."""
     store = Store(out)
     configs = {store.folder(cell.config): cell.config for cell in spec.cells}
-    begun = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
+    begun = {folder: summarize(folder) for folder in configs if folder.exists()}
     count = Counter(summary.state for summary in begun.values())
     left = [configs[folder] for folder in configs if folder not in begun or begun[folder].state != "done"]
     siblings = defaultdict[str, list[float]](list)

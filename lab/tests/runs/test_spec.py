@@ -156,6 +156,10 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
         ("function = 'fasterqk_lab.training:trian'\n", "has no attribute 'trian'"),
         ("function = 'fasterqk_lab.trainig:train'\n", "No module named 'fasterqk_lab.trainig'"),
         ("function = 'no-module:f'\n", "No module named 'no-module'"),
+        ("function = 'os:system'\n", "'os:system' cannot be called as f(config, folder=..., progress=...)"),
+        ("function = 'subprocess:run'\n", "it names no parameter for the configuration"),
+        ("function = 'builtins:dict'\n", "name a function that takes a configuration"),
+        ("function = 'math:pi'\n", "'math:pi' cannot be called"),
         (
             "[base]\ntask = 'nope'\n",
             "'nope'; choose from hatexplain, sva, agreement, jsonl, squad, kvqa",
