@@ -253,12 +253,25 @@ REMOVAL = Removal(percents=PERCENTS, rounding=ROUNDING)
 
 def run_measure(progress: Progress) -> dict[str, Any]:
     """Seconds of every way, their ratios, and the largest difference between their numbers."""
+    asked: list[Batch] = []
     with one_thread():
         tokenizer, model, instances = setting_of_measure()
+        predict = model.predict
+
+        def remember(batch: Batch) -> Any:
+            asked.append(batch)
+            return predict(batch)
+
         _measured(model, instances[:8])  # first calls set things up
+        model.predict = remember  # type: ignore[method-assign]
         measured, seconds = timed(lambda: _measured(model, instances))
+        model.predict = predict  # type: ignore[method-assign]
         progress(1, 4)
-        needed = _forward_passes(model, instances)
+        # Nothing but the passes that it asked for, and one over the whole texts.
+        order = sorted(instances, key=lambda instance: len(instance.tokens))
+        whole = [order[start : start + POSTS_AT_A_TIME] for start in range(0, len(order), POSTS_AT_A_TIME)]
+        asked += map(collate, whole)
+        _, needed = timed(lambda: [predict(batch) for batch in asked])
         progress(2, 4)
         plain, plain_seconds = timed(lambda: _one_by_one(model, instances, measured))
         progress(3, 4)
@@ -279,31 +292,10 @@ def run_measure(progress: Progress) -> dict[str, Any]:
 
 
 def _measured(model: HuggingFaceClassifier, instances: list[Instance]) -> Measurement:
-    measurement = measure(
-        model, instances, removal=REMOVAL, nulls=Nulls(draws=0), passes=Passes(POSTS_AT_A_TIME)
-    )
+    passes = Passes(POSTS_AT_A_TIME)
+    measurement = measure(model, instances, removal=REMOVAL, nulls=Nulls(draws=0), passes=passes)
     measurement.summary()
     return measurement
-
-
-def _forward_passes(model: HuggingFaceClassifier, instances: list[Instance]) -> float:
-    """Seconds of nothing but the passes that ``measure`` asks the model for, and one over the whole texts."""
-    asked: list[Batch] = []
-    predict = model.predict
-
-    def remember(batch: Batch) -> Any:
-        asked.append(batch)
-        return predict(batch)
-
-    model.predict = remember  # type: ignore[method-assign]
-    try:
-        _measured(model, instances)
-    finally:
-        model.predict = predict  # type: ignore[method-assign]
-    order = sorted(instances, key=lambda instance: len(instance.tokens))
-    size = POSTS_AT_A_TIME
-    asked += [collate(order[start : start + size]) for start in range(0, len(order), size)]
-    return timed(lambda: [predict(batch) for batch in asked])[1]
 
 
 def _one_by_one(model: HuggingFaceClassifier, instances: list[Instance], measurement: Measurement) -> Any:
@@ -324,12 +316,8 @@ def _ferret_seconds(
     """Seconds of ferret for sufficiency, comprehensiveness, AUPRC, token F1 and token IOU."""
     ferret: Any = import_module("ferret")
     explanations: Any = import_module("ferret.explainers.explanation")
-    names = ["AOPC_Comprehensiveness_Evaluation", "AOPC_Sufficiency_Evaluation"]
-    names += [
-        "AUPRC_PlausibilityEvaluation",
-        "Tokenf1_PlausibilityEvaluation",
-        "TokenIOU_PlausibilityEvaluation",
-    ]
+    names = [f"AOPC_{score}_Evaluation" for score in ("Comprehensiveness", "Sufficiency")]
+    names += [f"{score}_PlausibilityEvaluation" for score in ("AUPRC", "Tokenf1", "TokenIOU")]
     evaluators = [getattr(ferret, name)(model.model, tokenizer) for name in names]
     start = time.perf_counter()
     for number, instance in enumerate(instances):
@@ -349,28 +337,16 @@ def setting_of_measure() -> tuple[Any, HuggingFaceClassifier, list[Instance]]:
     transformers: Any = import_module("transformers")
     folder = data_folder()
     vocabulary = {name: number for number, name in enumerate(WordPieces.find(folder).vocabulary)}
-    tokenizer = transformers.BertTokenizerFast(vocab=vocabulary)
     torch.manual_seed(0)
-    labels = dict(enumerate(LABELS))
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary), initializer_range=0.1, id2label=labels, **SIZE
-    )
+    options = {"vocab_size": len(vocabulary), "initializer_range": 0.1, "id2label": dict(enumerate(LABELS))}
+    config = transformers.BertConfig(**options, **SIZE)
     model = HuggingFaceClassifier(transformers.BertForSequenceClassification(config))
-    posts = [post for post in read_posts(FILES.require(folder)) if post.split == "test"]
-    examples = [
-        read_example(
-            {
-                "tokens": list(post.words),
-                "relevance": np.mean(post.annotators, 0).tolist()
-                if post.annotators
-                else [0] * len(post.words),
-                "label": post.label,
-                "id": post.id,
-            },
-            post.id,
-        )
-        for post in posts[:POSTS]
-    ]
+    examples = []
+    for post in [post for post in read_posts(FILES.require(folder)) if post.split == "test"][:POSTS]:
+        relevance = np.mean(post.annotators, 0) if post.annotators else np.zeros(len(post.words))
+        row = {"tokens": list(post.words), "relevance": relevance.tolist(), "label": post.label}
+        examples.append(read_example(row | {"id": post.id}, post.id))
+    tokenizer = transformers.BertTokenizerFast(vocab=vocabulary)
     return tokenizer, model, encode_for_classifier(examples, tokenizer, LABELS, 128)
 
 

@@ -175,14 +175,11 @@ def headline(result: Mapping[str, Any]) -> dict[str, Any]:
     >>> headline({"score": 0.5, "name": "a"})
     {'score': 0.5}
     """
-    flat = flatten(result)
     if result.get("diverged"):
         return {"diverged": True}
-    headlines = {name: flat[key] for name, key in HEADLINE.items() if isinstance(flat.get(key), float)}
-    if len(headlines) > 1:
-        return headlines
-    numbers = [(name, value) for name, value in flat.items() if isinstance(value, float)]
-    return dict(numbers[:_NUMBERS_SHOWN])
+    numbers = {name: value for name, value in flatten(result).items() if isinstance(value, float)}
+    headlines = {name: numbers[key] for name, key in HEADLINE.items() if key in numbers}
+    return headlines if len(headlines) > 1 else dict(list(numbers.items())[:_NUMBERS_SHOWN])
 
 
 def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -205,25 +202,21 @@ def cell_details(folder: Path) -> dict[str, Any]:
     Parts that are missing or damaged are None; ``damaged`` says in one line each what is wrong.
     """
     damaged: list[str] = []
-
-    def part(read: Any, *arguments: Any) -> Any:
+    parts: dict[str, Any] = dict.fromkeys(("config", "result", "environment", "error"))
+    for name in parts:
         try:
-            return read(*arguments)
+            parts[name] = read_result(folder) if name == "result" else read_sealed(folder / f"{name}.json")
         except InputError as error:
             damaged.append(str(error))
-            return None
-
-    config = part(read_sealed, folder / "config.json")
-    result = part(read_result, folder)
+    config, result = parts["config"], parts["result"]
     return {
         "cell": folder.name,
         "folder": str(folder),
-        "state": "damaged" if damaged else summarize(folder).state,
+        "state": "damaged" if damaged else state(folder),
         "kind": config and config["kind"],
+        **parts,
         "config": config and config["all"],
         "result": result and result["result"],
-        "environment": part(read_sealed, folder / "environment.json"),
-        "error": part(read_sealed, folder / "error.json"),
         "journal": read_journal(folder),
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
         "damaged": damaged,
@@ -290,9 +283,9 @@ def collect(store: Store, other: Store) -> dict[str, int]:
     """
     counts = Counter[str]()
     for folder in other.cells():
-        state = summarize(folder).state
-        if state != "done":
-            counts["damaged" if state == "damaged" else "unfinished"] += 1
+        there = summarize(folder).state
+        if there != "done":
+            counts["damaged" if there == "damaged" else "unfinished"] += 1
             continue
         with claim(store.root / folder.name) as claimed:
             counts[_copy(folder, store.root / folder.name) if claimed else "running"] += 1
@@ -314,7 +307,6 @@ def _copy(source: Path, target: Path) -> str:
 
 # --- Curves for TensorBoard, from the histories of cells as a sweep goes on ([tensorboard] extra) ---
 # Trainings know nothing of it: they write ``history.jsonl``, and events say when to read it again.
-
 
 FOLDER_NAME = "tensorboard"
 _LONGEST_NAME = 120
@@ -383,11 +375,7 @@ def _records(history: list[dict[str, Any]], first: int) -> bytes:
 
 
 def curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record that a curve can have: finite ones.
-
-    >>> curves({"step": 10, "loss": 0.5, "note": "x", "best": True, "norm": float("inf")})
-    {'step': 10, 'loss': 0.5}
-    """
+    """The numbers of a record that a curve can have: finite ones."""
     largest = {"step": 2**63 - 1}
     return {
         name: value

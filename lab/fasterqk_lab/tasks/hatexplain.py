@@ -92,8 +92,8 @@ def _votes(post: Post) -> NDArray[np.float64] | None:
     """
     if post.annotators is None:
         return None
-    marks: NDArray[np.float64] = np.sum([np.zeros(len(post.words)), *post.annotators], axis=0)
-    return marks / ANNOTATORS
+    marks = np.array(post.annotators, dtype=float).reshape(-1, len(post.words))
+    return np.asarray(marks.sum(axis=0) / ANNOTATORS)
 
 
 def _clean(words: tuple[str, ...]) -> list[tuple[int, str]]:
@@ -169,8 +169,7 @@ def majority(labels: Sequence[str]) -> str | None:
     >>> majority(["normal", "offensive", "normal"])
     'normal'
     """
-    [(label, votes)] = Counter(labels).most_common(1) or [(None, 0)]
-    return label if votes > 1 else None
+    return next((label for label, votes in Counter(labels).most_common(1) if votes > 1), None)
 
 
 def _marks(mask: Any, marked: Any, where: str) -> tuple[int, ...]:
