@@ -7,7 +7,6 @@ the quick models the names of the parameters (classifier) or the weights (genera
 plain model of the toy language is the paper's equation 1: one-hot embedding, one attention layer, no biases.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -22,7 +21,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy, dropout, gelu, linear, pad
 
 from fasterqk.trace import record
-from fasterqk_lab.benchmarks.library import Progress, compared, operations, race, timed
+from fasterqk_lab.benchmarks.library import Progress, compared, operations, race
 from fasterqk_lab.experiments._synthetic import panels
 from fasterqk_lab.experiments.table_squad import SIZES
 from fasterqk_lab.models import Classifier, GPTAnswerGenerator
@@ -62,15 +61,16 @@ def _race_steps(
     progress: Progress,
 ) -> dict[str, Any]:
     """Seconds of a step of both ways, in rounds of so many steps each, and the operations of ours."""
-
-    def repeat(step: Callable[[], Any], count: int) -> Callable[[], Any]:
-        return lambda: [step() for _ in range(count)]
-
     with one_thread():
-        blocks = race({"plain": repeat(plain, counts[0]), "ours": repeat(ours, counts[1])}, rounds, progress)
+        ways = {"plain": _repeat(plain, counts[0]), "ours": _repeat(ours, counts[1])}
+        blocks = race(ways, rounds, progress)
     # Batches differ in length.
     speed = compared(blocks["plain_seconds"] / counts[0], blocks["seconds"] / counts[1])
     return speed | {"operations": operations(ours, 4), "threads": 1}
+
+
+def _repeat(step: Callable[[], Any], count: int) -> Callable[[], Any]:
+    return lambda: [step() for _ in range(count)]
 
 
 def _plain_step(trainable: Classification) -> Callable[[], None]:
@@ -175,32 +175,25 @@ TOY_ROUNDS, TOY_PLAIN_STEPS, TOY_STEPS = 5, 60, 1000
 
 
 def run_synthetic(progress: Progress) -> dict[str, Any]:
-    """Time both, several rounds in turn; the shortest time of each counts, other work only adds to it."""
+    """Seconds per step of both ways and their ratio; the engine compiles in the round that warms up."""
     cells = [replace(panel.cell, fresh=True, stop="never") for panel in panels("literal", PANELS)]
-    progress(0, TOY_ROUNDS + 1, "compiling")
-    _, compile_seconds = timed(Trainer(replace(cells[0], batches=1)).epoch)
     trainers = [Trainer(replace(cell, seed=seed)) for cell in cells for seed in range(SEEDS)]
-    plain_times, our_times = [], []
-    for done in range(TOY_ROUNDS):
-        progress(done + 1, TOY_ROUNDS + 1, "plain loop and engine")
-        with one_thread():
-            plain_times.append(float(np.mean([plain_step_seconds(cell) for cell in cells])))
-        _, seconds = timed(lambda: advance_all(trainers))
-        our_times.append(seconds / (len(trainers) * TOY_STEPS))
-    about = {"cells": len(trainers), "threads": THREADS, "compile_seconds": compile_seconds}
-    return compared(min(plain_times), min(our_times)) | about
+    steps = [_plain_toy_step(cell) for cell in cells]
+
+    def advance_all() -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda trainer: trainer.advance(TOY_STEPS), trainers))
+
+    plain = _repeat(lambda: [step() for step in steps], TOY_PLAIN_STEPS)
+    with one_thread():
+        blocks = race({"plain": plain, "ours": advance_all}, TOY_ROUNDS, progress)
+    plain_seconds = blocks["plain_seconds"] / (len(cells) * TOY_PLAIN_STEPS)
+    speed = compared(plain_seconds, blocks["seconds"] / (len(trainers) * TOY_STEPS))
+    return speed | {"cells": len(trainers), "rounds": TOY_ROUNDS, "threads": THREADS}
 
 
-def advance_all(trainers: list[Trainer]) -> None:
-    """Our way: so many steps of all cells together."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda trainer: trainer.advance(TOY_STEPS), trainers))
-
-
-def plain_step_seconds(cell: SyntheticCell, steps: int = TOY_PLAIN_STEPS) -> float:
-    """The plain way: seconds per step of one training."""
-    language = cell.language
-    generator = np.random.default_rng(cell.seed)
+def _plain_toy_step(cell: SyntheticCell) -> Callable[[], Any]:
+    language, generator = cell.language, np.random.default_rng(cell.seed)
     model = AttentionModel(cell.parameterization, language.vocabulary)
     groups: list[dict[str, Any]] = [
         {"params": [weight], "lr": cell.lr * (cell.qk_ratio if name.startswith(("key", "query")) else 1)}
@@ -208,10 +201,8 @@ def plain_step_seconds(cell: SyntheticCell, steps: int = TOY_PLAIN_STEPS) -> flo
     ]
     optimizer = torch.optim.SGD(groups)
     support, probabilities = language.support, language.probabilities
-    begin = 0.0
-    for step in range(steps + 5):
-        if step == 5:  # the first steps allocate
-            begin = time.perf_counter()
+
+    def step() -> float:
         rows, labels = [], []
         for _ in range(cell.batch):
             c = int(generator.integers(language.classes))
@@ -222,8 +213,9 @@ def plain_step_seconds(cell: SyntheticCell, steps: int = TOY_PLAIN_STEPS) -> flo
         loss = cross_entropy(model(torch.tensor(np.array(rows))), torch.tensor(labels))
         loss.backward()
         optimizer.step()
-        loss.item()
-    return (time.perf_counter() - begin) / steps
+        return loss.item()
+
+    return step
 
 
 # --- The paper's models as anybody would write them, which tests compare ours with ---

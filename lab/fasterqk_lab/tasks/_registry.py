@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class LabelledInstance:
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledInstances(Sequence[LabelledInstance]):
+class LabelledInstances:
     """The instances of a split in flat arrays, which are quick to batch.
 
     Instance i has ``tokens[offsets[i]:offsets[i + 1]]`` and the same slice of ``relevance``, which is zero
@@ -116,13 +116,10 @@ class LabelledInstances(Sequence[LabelledInstance]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    @overload
-    def __getitem__(self, index: int) -> LabelledInstance: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LabelledInstance]: ...
-    def __getitem__(self, index: int | slice) -> LabelledInstance | Sequence[LabelledInstance]:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
+    def __iter__(self) -> Iterator[LabelledInstance]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> LabelledInstance:
         position = range(len(self))[index]
         place = slice(self.offsets[position], self.offsets[position + 1])
         return LabelledInstance(

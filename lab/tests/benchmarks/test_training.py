@@ -53,3 +53,13 @@ def test_the_model_that_is_timed_is_the_papers():
         0.1,
         0.5,
     )
+
+
+def test_both_ways_are_timed_on_the_toy_language(monkeypatch):
+    for name, value in {"PANELS": ["a"], "SEEDS": 1, "TOY_ROUNDS": 1, "TOY_PLAIN_STEPS": 2}.items():
+        monkeypatch.setattr(training, name, value)
+    reports = []
+    result = training.run_synthetic(lambda done, total: reports.append((done, total)))
+    assert reports == [(1, 2), (2, 2)]
+    assert result["speedup"] == result["plain_seconds"] / result["seconds"] > 1
+    assert (result["cells"], result["rounds"]) == (1, 1)
