@@ -15,7 +15,10 @@ from fasterqk.files import read_json, write_bytes, write_text
 from fasterqk_lab.benchmarks.growth import RECORD, rows
 from fasterqk_lab.paper import table
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# After this page of the site comes ours.
+BEFORE, NAV = "sweeps.md\n", "      - Performance: performance.md\n"
 PICTURE = "bench-growth.svg"
 
 PAGE = """# Performance
@@ -50,6 +53,18 @@ number of parameters grows with the square of the width.
 ![Seconds and memory over size, one panel per part](images/{picture})
 
 {growth}
+
+`capture` holds whole attention matrices, whose size is the square of the number of tokens.
+
+## What the time goes into
+
+- **HateXplain, one layer.** The step of AdamW on the token embedding, and the gradient that is filled with
+  zeros for it, take about half of a training step. Rows of tokens that are not in the batch still move by
+  their momentum, so leaving them out would change the result.
+- **`measure`** spends all but a few percent in the forward passes that it needs: texts are sorted by length,
+  and variants of many texts are predicted together.
+- **Fused weights in columns** (GPT-2) are stepped as copies or views. Torch's fused kernel is slower on such
+  views than on whole weights; the loop, torch's default on a processor, is not.
 
 ## What a short run leaves out
 
@@ -101,9 +116,12 @@ def _cell(value: Any) -> str:
 
 
 def main(folder: Path) -> None:
-    """Write the page and its picture."""
-    text = page(read_json(folder / RECORD))
+    """Write the page, its picture and its place in the site; keep the record in lab/paper."""
+    text, site = page(read_json(folder / RECORD)), (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    write_bytes(ROOT / "lab" / "paper" / RECORD, (folder / RECORD).read_bytes())
     write_bytes(DOCS / "images" / PICTURE, (folder / "figures" / PICTURE).read_bytes())
+    if NAV not in site:
+        write_text(ROOT / "mkdocs.yml", site.replace(BEFORE, BEFORE + NAV))
     print(write_text(DOCS / "performance.md", text))
 
 
