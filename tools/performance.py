@@ -1,7 +1,7 @@
 """Make docs/performance.md from the record of `fasterqk-lab bench all`.
 
 fasterqk-lab bench all --out bench     # about six minutes on two quiet cores
-python tools/performance.py bench      # docs/performance.md and docs/images/bench-growth.svg
+python tools/performance.py bench      # the page, its picture, its place in mkdocs.yml
 """
 
 import sys

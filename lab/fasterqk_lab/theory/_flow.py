@@ -61,24 +61,23 @@ class Population:
             raise InputError(
                 f"{setting} has {size} sequences, more than {_LARGEST}: take a smaller b, m, n or common"
             )
-        tokens = setting.M * setting.b
-        first_query = tokens + background_width(setting)
+        first_common = setting.M * setting.b
+        first_query = first_common + background_width(setting)
         width = first_query + (0 if token_query else setting.M)
         basis = np.eye(width)
-        background = basis[tokens:first_query]
+        background = basis[first_common:first_query]
         if setting.common is None:
             background = np.concatenate([background, -background])
-        context, query, label = [], [], []
+        sequences = []
         for y in range(setting.M):
             class_tokens = basis[y * setting.b : (y + 1) * setting.b]
             ends = class_tokens if token_query else basis[first_query + y : first_query + y + 1]
-            for drawn in product(
-                product(range(setting.b), repeat=setting.m), product(range(kinds), repeat=setting.n), ends
-            ):
-                context.append(np.concatenate([class_tokens[list(drawn[0])], background[list(drawn[1])]]))
-                query.append(drawn[2])
-                label.append(y)
-        return cls(setting, np.array(context), np.array(query), np.array(label))
+            drawings = product(range(setting.b), repeat=setting.m)
+            for drawn, others, end in product(drawings, product(range(kinds), repeat=setting.n), ends):
+                tokens = np.concatenate([class_tokens[list(drawn)], background[list(others)]])
+                sequences.append((tokens, end, y))
+        context, query, label = (np.array(column) for column in zip(*sequences, strict=True))
+        return cls(setting, context, query, label)
 
     @property
     def width(self) -> int:
@@ -86,25 +85,21 @@ class Population:
         return self.query.shape[1]
 
     @property
+    def class_sums(self) -> Floats:
+        """S_y, (M, d): the sum of the tokens of each class."""
+        sums = np.repeat(np.eye(self.setting.M), self.setting.b, axis=1)
+        return np.pad(sums, ((0, 0), (0, self.width - sums.shape[1])))
+
+    @property
     def ov_direction(self) -> Floats:
         """S~ of Theorem 1, (M, d): W_OV(t) = mu_ov(t) S~."""
-        s = self.setting
-        sums = np.zeros((s.M, self.width))
-        for y in range(s.M):
-            sums[y, y * s.b : (y + 1) * s.b] = 1
-        return sums - sums.mean(axis=0)
+        return self.class_sums - self.class_sums.mean(axis=0)
 
     @property
     def qk_direction(self) -> Floats:
         """The sum of S_y S_y^T (token query) or S_y u_y^T (fixed), (d, d): W_QK(t) = mu_qk(t) times this."""
-        s = self.setting
-        direction = np.zeros((self.width, self.width))
-        for y in range(s.M):
-            class_rows = slice(y * s.b, (y + 1) * s.b)
-            direction[
-                class_rows, class_rows if s.query == "token" else s.M * s.b + background_width(s) + y
-            ] = 1
-        return direction
+        fixed = np.eye(self.width)[-self.setting.M :]  # the query's basis vectors are the last ones
+        return self.class_sums.T @ (self.class_sums if self.setting.query == "token" else fixed)
 
     @cached_property
     def bags(self) -> "Bags":
