@@ -21,13 +21,10 @@ NEEDS = ()
 COUNTS = {"train": 10_000, "validation": 1_000, "test": 2_000}
 CLASSES = ("singular", "plural")
 SAMPLE_SEED = 20_260
-# Chances: of a singular subject, of an opening adverb, of an adjective before a noun, of 0 to 3
-# modifiers, and that a modifier's noun has the other number.
-SINGULAR = 0.6
-OPENING = 0.4
-ADJECTIVE = 0.3
+# Chances: of a singular subject, of an opening adverb, of an adjective before a noun, that a modifier's noun
+# has the other number, and of 0 to 3 modifiers.
+SINGULAR, OPENING, ADJECTIVE, OTHER_NUMBER = 0.6, 0.4, 0.3, 0.5
 MODIFIERS = (0.2, 0.35, 0.3, 0.15)
-OTHER_NUMBER = 0.5
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -61,21 +58,9 @@ OPENERS = _words("""
     naturally luckily oddly
 """)
 DETERMINERS = _words("the my your his her our their")
-RELATIVE = "that"
-COMMA = ","
-PAD = "[PAD]"
-VOCABULARY = (
-    PAD,
-    COMMA,
-    RELATIVE,
-    *DETERMINERS,
-    *PREPOSITIONS,
-    *OPENERS,
-    *ADJECTIVES,
-    *VERBS,
-    *NOUNS,
-    *(f"{noun}s" for noun in NOUNS),
-)
+PAD, COMMA, RELATIVE = "[PAD]", ",", "that"
+VOCABULARY = (PAD, COMMA, RELATIVE, *DETERMINERS, *PREPOSITIONS, *OPENERS, *ADJECTIVES, *VERBS)
+VOCABULARY += (*NOUNS, *(f"{noun}s" for noun in NOUNS))
 
 
 def load(form: str, file: str, folder: Path) -> ClassificationTask:
