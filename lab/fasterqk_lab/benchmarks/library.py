@@ -105,7 +105,8 @@ def gpt2(**sizes: int) -> Any:
     """GPT-2 without dropout, random weights, always the same."""
     transformers: Any = import_module("transformers")
     torch.manual_seed(0)
-    options = dict.fromkeys(DROPOUTS, 0.0) | {"bos_token_id": 0, "eos_token_id": 0}
+    options: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0) | {"bos_token_id": 0, "eos_token_id": 0}
+    options["loss_type"] = "ForCausalLM"
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2 | sizes, **options))
 
 

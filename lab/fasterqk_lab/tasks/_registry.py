@@ -273,6 +273,22 @@ def left_out(skipped: Mapping[str, int]) -> str:
     return ", ".join(f"{count} with {reason}" for reason, count in skipped.items())
 
 
+def check_splits(file: Path, what: str, counts: Mapping[str, int], skipped: Mapping[str, int]) -> None:
+    """Refuse a ``file`` that leaves a split without any ``what``."""
+    for split in SPLITS:
+        if not counts[split]:
+            left = f" ({left_out(skipped)} left out)" if skipped else ""
+            raise InputError(f"{str(file)!r} has no usable {what} for the {split} split{left}")
+
+
+def split_named(name: str, where: str) -> str:
+    """Our name of a split of a data set; ``where`` it stands begins the error."""
+    names = {"train": "train", "val": "validation", "test": "test"}
+    if name not in names:
+        raise InputError(f"{where}: unknown split {name!r}; splits are {', '.join(names)}")
+    return names[name]
+
+
 # --- Data files: where they are looked for, and what to say when they are not there ---
 
 VARIABLE = "FASTERQK_DATA"

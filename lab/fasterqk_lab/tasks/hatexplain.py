@@ -19,14 +19,14 @@ from fasterqk_lab.tasks._registry import (
     Files,
     LabelledInstance,
     LabelledInstances,
+    check_splits,
     checksum,
     json_field,
+    split_named,
 )
 from fasterqk_lab.tasks._tokens import WORD_PIECES, WordPieces
 
 LABELS = ("hatespeech", "normal", "offensive")
-# The splits by the names of the data set, and by ours.
-SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
 # "union": a word is relevant when any annotator marked it; text as given.
 # "votes": the share of the three annotators that marked it, and the notebooks' cleaning as far as the
 # already tokenised text allows it (for the `released` protocol).
@@ -113,7 +113,7 @@ def read_posts(paths: list[Path]) -> list[Post]:
     They are sorted by id, so that training is the same from both kinds of files.
     """
     posts = _compact_posts(*paths) if len(paths) == 1 else _official_posts(*paths)
-    collected, file = sorted(posts, key=lambda post: post.id), repr(str(paths[0]))
+    collected = sorted(posts, key=lambda post: post.id)
     wrong = [
         f"{post.id!r} ({len(mask)} for {len(post.words)} words)"
         for post in collected
@@ -121,18 +121,16 @@ def read_posts(paths: list[Path]) -> list[Post]:
         if mask is not None and len(mask) != len(post.words)
     ]
     if wrong:
-        more = ", ..." if len(wrong) > 5 else ""
-        raise InputError(f"{file}: {len(wrong)} rationales of the wrong length: {', '.join(wrong[:5])}{more}")
-    for split in SPLIT_NAMES.values():
-        if not any(post.split == split for post in collected):
-            raise InputError(f"{file} has no post of the {split} split; download it again")
+        some = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+        raise InputError(f"{str(paths[0])!r}: {len(wrong)} rationales of the wrong length: {some}")
+    check_splits(paths[0], "post", Counter(post.split for post in collected), {})
     return collected
 
 
 def _official_posts(dataset: Path, divisions: Path) -> Iterator[Post]:
     """The posts of ``dataset.json`` and ``post_id_divisions.json`` whose annotators agree by majority."""
     records, split_ids = read_json(dataset), read_json(divisions)
-    for name, split in SPLIT_NAMES.items():
+    for name in ("train", "val", "test"):
         for identity in json_field(split_ids, name, list, repr(str(divisions))):
             where = f"{str(dataset)!r} post {identity!r}"
             record = json_field(records, identity, dict, repr(str(dataset)))
@@ -143,19 +141,16 @@ def _official_posts(dataset: Path, divisions: Path) -> Iterator[Post]:
                 words = tuple(str(word) for word in json_field(record, "post_tokens", list, where))
                 # Not strict: `read_posts` finds masks of different lengths and names their posts.
                 union = tuple(map(max, zip(*masks, strict=False))) if masks else None
-                yield Post(identity, split, label, words, union, tuple(masks))
+                yield Post(identity, split_named(name, where), label, words, union, tuple(masks))
 
 
 def _compact_posts(path: Path) -> Iterator[Post]:
     """The posts of the compact file: one JSON object per line, rationales as strings of 0 and 1."""
     for _, where, record in read_json_lines(path):
-        split = json_field(record, "split", str, where)
-        if split not in SPLIT_NAMES:
-            raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
         masks, union = record.get("rationales"), record.get("rationale_union")
         yield Post(
             id=json_field(record, "id", str, where),
-            split=SPLIT_NAMES[split],
+            split=split_named(json_field(record, "split", str, where), where),
             label=_label(record, where),
             words=tuple(json_field(record, "text", str, where).split(" ")),
             union=None if union is None else _marks(union, "1", where),

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.errors import InputError
 from fasterqk.files import read_json
-from fasterqk_lab.tasks._registry import AnswerTask, Files, Questions, checksum, json_field, left_out
+from fasterqk_lab.tasks._registry import AnswerTask, Files, Questions, check_splits, checksum, json_field
 from fasterqk_lab.tasks._tokens import BYTE_PAIRS, WORD_VECTORS, BytePairs, Encoded, read_word_vectors
 
 # The context is a window of fixed width (in characters) at a random offset, the whole paragraph, or the
@@ -83,10 +82,9 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
     train, test = (read_squad(path, skipped) for path in paths)
     asked = _split(train, test)
     splits = {name: _tokens(split, form.removesuffix(FULL), pairs, skipped) for name, split in asked.items()}
-    for name, split in splits.items():
-        if not split.asked:
-            path, left = paths[name == "test"], f" ({left_out(skipped)} left out)" if skipped else ""
-            raise InputError(f"{str(path)!r} has no usable question for the {name} split{left}")
+    counts = {name: len(split.asked) for name, split in splits.items()}
+    from_train = not (counts["train"] and counts["validation"])
+    check_splits(paths[0] if from_train else paths[1], "question", counts, skipped)
     kept = np.arange(len(pairs.vocabulary))
     if not form.endswith(FULL):
         flat = [ids for split in splits.values() for ids in (split.prompts.ids, split.answers)]

@@ -23,13 +23,13 @@ import numpy as np
 from fasterqk.errors import InputError
 from fasterqk.files import read_lines
 from fasterqk_lab.tasks._registry import (
-    SPLITS,
     ClassificationTask,
     Files,
     LabelledInstance,
     LabelledInstances,
+    check_splits,
     checksum,
-    left_out,
+    split_named,
 )
 from fasterqk_lab.tasks._tokens import WordPieces, frequent_words
 
@@ -75,10 +75,7 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
     paths = FILES.require(folder)
     skipped: Counter[str] = Counter()
     sentences = _read(paths, form, skipped)
-    for split in SPLITS:
-        if not any(sentence.split == split for sentence in sentences):
-            left = f" ({left_out(skipped)} left out)" if skipped else ""
-            raise InputError(f"{str(paths[0])!r} has no usable sentence for the {split} split{left}")
+    check_splits(paths[0], "sentence", Counter(sentence.split for sentence in sentences), skipped)
     if form == "released":
         pieces = WordPieces.find(folder)
         paths = [*paths, pieces.path]
@@ -126,7 +123,6 @@ def _read(paths: Sequence[Path], form: str, skipped: Counter[str]) -> list[Sente
 # --- The files ---
 
 
-SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
 WRONG_INDEX = "a wrong index"
 WRONG_VERB = "a verb that is not where the index says"
 UNKNOWN_POS = "an unknown part of speech"
@@ -167,10 +163,9 @@ def read_sentences(path: Path, skipped: Counter[str]) -> list[Sentence]:
     """Whole sentences of the compact file; what is left out is added to ``skipped``."""
     sentences = []
     for where, row in _rows(path, SENTENCE_COLUMNS):
-        if (split := row["split"]) not in SPLIT_NAMES:
-            raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
         places = _number(row["subj_idx"]), _number(row["verb_idx"])
-        sentences.append(_sentence(SPLIT_NAMES[split], row, row["sentence"], *places, skipped))
+        split = split_named(row["split"], where)
+        sentences.append(_sentence(split, row, row["sentence"], *places, skipped))
     return [sentence for sentence in sentences if sentence]
 
 
