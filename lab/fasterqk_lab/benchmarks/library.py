@@ -241,7 +241,7 @@ def _sharing(model: nn.Module) -> Any:
 # All score the same importance (attention by rollout) with the same k: 10 to 100 percent in tens, rounded
 # down, without a null. Ferret is timed where it can be imported; it is given the importance.
 
-POSTS, POSTS_AT_A_TIME = 100, 32
+POSTS, POSTS_AT_A_TIME = 200, 32
 SIZE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 PERCENTS, ROUNDING = CONVENTIONS["ferret"]
 REMOVAL = Removal(percents=PERCENTS, rounding=ROUNDING)
