@@ -68,7 +68,8 @@ number of parameters grows with the square of the width.
 
 ## What a short run leaves out
 
-Medians are over few rounds ({rounds}). `measure` runs on {posts} posts, `stability` on one text of {tokens}
+Medians are over few rounds ({rounds}).
+`measure` runs on {posts} posts, `stability` on one text of {tokens}
 tokens, `squad` on windows at a random offset alone. `bench all` names a ratio that fell by more than a fifth
 since the run before.
 """

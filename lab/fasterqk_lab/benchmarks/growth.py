@@ -10,8 +10,8 @@ The record is written after every part. A run that was stopped goes on from it, 
 """
 
 import json
+import platform
 import resource
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -156,6 +156,9 @@ def grown(name: str, sizes: Sequence[int]) -> list[dict[str, float]]:
 
 def _memory() -> float:
     """The most that this process has held so far, in MB."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # a child inherits its parent's `ru_maxrss`
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -186,14 +189,14 @@ def slope(points: list[dict[str, float]], of: str) -> float:
 
 def machine() -> dict[str, float]:
     """What one core does in plain operations: matrix products in GFLOP/s, copies in GB/s."""
-    side, rounds = 1024, 5
+    side, rounds = 1024, 20
     left, right = torch.randn(2, side, side)
     source, target = torch.randn(2, 2**25)
     with one_thread():
         products = [timed(lambda: left @ right)[1] for _ in range(rounds)]
         copies = [timed(lambda: target.copy_(source))[1] for _ in range(rounds)]
-    gigaflops = 2 * side**3 / statistics.median(products) / 1e9
-    return {"gigaflops": gigaflops, "gigabytes": 2 * source.nbytes / statistics.median(copies) / 1e9}
+    gigabytes = 2 * source.nbytes / min(copies) / 1e9
+    return {"gigaflops": 2 * side**3 / min(products) / 1e9, "gigabytes": gigabytes}
 
 
 def limit(name: str, result: Mapping[str, Any], speed: Mapping[str, float]) -> dict[str, Any] | None:
@@ -218,11 +221,12 @@ def run_all(progress: Progress, out: Path, benchmarks: Mapping[str, Benchmark]) 
     Standard error gets one line per part. What a stopped run has in its record is not measured again.
     """
     record = read_json(out / RECORD) if (out / RECORD).is_file() else {}
-    if record.get("done", True) or record["environment"] != plain(environment()):
+    versions = environment() | {"platform": f"{platform.system()} {platform.machine()}"}
+    if record.get("done", True) or record["environment"] != plain(versions):
         before = record.get("before", {}) | {
             name: result["speedup"] for name, result in record.get("benchmarks", {}).items()
         }
-        record = {"environment": environment(), "before": before, "machine": machine(), "done": False}
+        record = {"environment": versions, "before": before, "machine": machine(), "done": False}
         record |= {"benchmarks": {}, "limits": {}, "growth": {}, "seconds": {}}
     total = len(benchmarks) + len(GROWTH)
 

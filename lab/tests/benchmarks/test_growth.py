@@ -1,7 +1,9 @@
 """`bench all`: slopes, limits, the record, and what is told of an earlier one."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
@@ -16,6 +18,14 @@ def test_everything_runs_at_its_smallest_size(name):
     [point] = grown(name, sizes[:1])
     assert point["seconds"] > 0 <= point["megabytes"]
     assert sizes[-1] >= 64 * sizes[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs Linux")
+def test_memory_is_that_of_a_process_and_not_of_its_parent():
+    held = np.ones(2**26)  # 512 MB, all of it written
+    small, large = in_a_process("theory", (100, 3000))
+    del held
+    assert small["megabytes"] < large["megabytes"] < 400
 
 
 def test_the_error_of_a_size_is_one_line():
