@@ -162,18 +162,22 @@ def current_name(name: str) -> str:
 
 
 def find_function(name: Any) -> Callable[..., Any]:
-    """The function that ``"module:function"`` names; it takes a configuration, a folder and a progress."""
+    """The function that ``"module:function"`` names."""
     function: Callable[..., Any] = import_name(name, "function")
+    if not callable(function):
+        raise InputError(f"{name!r} is a {type(function).__name__}, no function")
     try:
         signature = inspect.signature(function)
-        signature.bind("config", folder="", progress=None)
-        if next(iter(signature.parameters.values())).kind is inspect.Parameter.VAR_POSITIONAL:
-            raise TypeError("it names no parameter for the configuration")
-    except (TypeError, ValueError) as error:  # no function, another signature, or one that nobody knows
+        signature.bind(None, folder=None, progress=None)
+        first = next(iter(signature.parameters.values()))
+        takes_it = first.kind is not inspect.Parameter.VAR_POSITIONAL  # `subprocess:run` takes anything
+    except (TypeError, ValueError):  # ValueError: a builtin that does not say what it takes
+        takes_it = False
+    if not takes_it:
         raise InputError(
-            f"{name!r} cannot be called as f(config, folder=..., progress=...) ({error}); name a function "
-            "that takes a configuration"
-        ) from None
+            f"{name!r} does not take a configuration; a sweep calls {name.partition(':')[2]}(config,"
+            " folder=..., progress=...)"
+        )
     return function
 
 
