@@ -78,7 +78,8 @@ def main() -> None:
     height = below + 70
     lines = "\n".join([*first, *second, *scale, *explained])
     picture = f"""<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height:.0f}"
- font-family="system-ui, sans-serif" font-size="{TYPE}" role="img" aria-label="{html.escape(" ".join(notes))}">
+ font-family="system-ui, sans-serif" font-size="{TYPE}" role="img"
+ aria-label="{html.escape(" ".join(notes))}">
 <rect width="{WIDTH}" height="{height:.0f}" rx="10" fill="{PAPER}"/>
 {lines}
 </svg>
