@@ -106,14 +106,12 @@ def test_axolotl_trains_with_the_plugin(tmp_path):
     texts = [" ".join(f"word{(7 * row + 3 * place) % 40}" for place in range(20)) for row in range(40)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "run.yml").write_text(CONFIGURATION)
+    path = f"{EXAMPLES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    offline = {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "axolotl.cli.train", "run.yml"],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}",
-            "HF_HUB_OFFLINE": "1",
-        },
+        env={**os.environ, **offline, "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
