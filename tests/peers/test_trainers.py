@@ -88,6 +88,7 @@ val_set_size: 0
 output_dir: ./out
 bf16: false
 logging_steps: 1
+save_steps: 2
 attn_implementation: sdpa
 """
 
@@ -117,3 +118,5 @@ def test_axolotl_trains_with_the_plugin(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(r"'logits/max", done.stdout + done.stderr)
+    saved = torch.load(tmp_path / "out" / "checkpoint-2" / "optimizer.pt")
+    assert {group["lr"] for group in saved["param_groups"]} == {5e-4, 5e-3}
