@@ -3,10 +3,12 @@
 Browsers draw MathML themselves, so no page loads a script for its formulas. Pages link to files of the
 checkout: tables (``../lab/paper/results/fig2.csv``) are under ``data`` in the site, notebooks
 (``../examples/sharpen.ipynb``) are pages under ``notebooks``. Other files have no page, and lose their link.
+The explorer of the theory runs inside its page.
 """
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -19,6 +21,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "lab" / "paper"
+EXPLORER = "theory-explorer.html"
 FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', flags=re.DOTALL
 )
@@ -34,6 +37,14 @@ def on_files(files: Files, config: Any) -> Files:
         name = f"data/{path.relative_to(PUBLISHED)}"
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
+
+
+def on_post_build(config: Any) -> None:
+    """Add the explorer."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from fasterqk.pages import write_explorer
+
+    write_explorer(Path(config.site_dir) / EXPLORER)
 
 
 def _as_markdown(cell: dict[str, Any]) -> Iterator[str]:
@@ -62,6 +73,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+examples/(\w+)\.ipynb\)", rf"]({up}notebooks/\1.md)", markdown)
     markdown = re.sub(r"\]\((?:\.\./)+lab/paper/([^)]+\.csv)\)", rf"]({up}data/\1)", markdown)
+    if page.file.src_uri == "explorer.md":
+        frame = f'<iframe class="explorer" title="explorer" src="{EXPLORER}"></iframe>'
+        markdown = markdown.replace(
+            "\n## Report", f"\n[Open it in a page of its own]({EXPLORER})\n\n{frame}\n\n## Report"
+        )
     # Other files of the checkout have no page: keep the words, drop the link.
     return re.sub(r"\[([^\]\[]+)\]\((?:\.\./)+(?!data/)[^)]*\)(?<!\.md\))", _kept_inside(page), markdown)
 
