@@ -8,8 +8,8 @@ import torch
 from tests.browser.chromium import HOSTILE
 
 from fasterqk.pages import write_explorer
-from fasterqk.stability._record import Logits, page
-from fasterqk.stability._scores import LogitReading
+from fasterqk.stability import LogitReading, Logits
+from fasterqk.stability._monitor import page
 from fasterqk_lab.figures import save_table
 from fasterqk_lab.page import write_page
 from fasterqk_lab.paper import experiment_page

@@ -72,8 +72,8 @@ def make_optimizer(
 
     ``qk_ratio=r`` multiplies the rates of W_Q *and* of W_K; attention depends on W_K W_Q^T. In the theory of
     one layer that product then learns r times as fast relative to W_O W_V with SGD, and about r^2 times with
-    Adam, whose steps do not depend on the size of gradients ("the product law", docs/theory.md). In whole
-    models this is a rule of thumb: embedding, MLP and head count, too.
+    Adam, whose steps do not depend on the size of gradients ("the product law", docs/theory-rates.md). In
+    whole models this is a rule of thumb: embedding, MLP and head count, too.
 
     Arguments:
         model: The model to train, on its final device and in its final dtype.
