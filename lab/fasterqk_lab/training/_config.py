@@ -20,7 +20,7 @@ READ_POSITIONS = ("after", "last")
 POSITION_STARTS = ("random", "waves")
 MOST_LAYERS = 2000
 # What they are: `fasterqk_lab.training._readings`.
-READINGS = ("heads", "plain", "residual", "carried")
+READINGS = ("heads", "plain", "residual", "carried", "norms")
 
 # The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
@@ -198,11 +198,13 @@ class Model:
     word_vectors: bool = True
     start_scale: float | None = None
     position_start: str = "random"
+    # The gain of the last norm at the start. With 1 the first loss over word vectors is far above chance.
+    head_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _set_types(self)
         _one_of(self, read=READ_POSITIONS, position_start=POSITION_STARTS)
-        _above_zero(self, "init_scale", "start_scale")
+        _above_zero(self, "init_scale", "start_scale", "head_scale")
         _at_least(self, 1, "layers", "width", "heads", "head_width", "context")
         if self.layers > MOST_LAYERS:
             raise InputError(f"layers {self.layers}: at most {MOST_LAYERS} can be built")

@@ -146,10 +146,8 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
         vectors = torch.from_numpy(start_vectors(task.vectors, config.model.width, config.seed))
     scale = config.model.start_scale
     scales: Any = {} if scale is None else {"embedding_scale": scale, "position_scale": scale}
-    waves = config.model.position_start == "waves"
-    sizes = GeneratorConfig(
-        task.vocabulary_size, **config.model.sizes(), **scales, waves=waves, qk_norm=False
-    )
+    scales |= {"waves": config.model.position_start == "waves", "head_scale": config.model.head_scale}
+    sizes = GeneratorConfig(task.vocabulary_size, **config.model.sizes(), **scales)
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
     scale_at_start(model, config)
     return model

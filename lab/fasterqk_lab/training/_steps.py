@@ -1,11 +1,13 @@
 """The steps of a training: the model with its data, the optimizer, its rates, one step."""
 
+import ctypes
 import dataclasses
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -18,6 +20,8 @@ from fasterqk.labels import Circuits, Slice, find_circuits
 from fasterqk.optim import make_optimizer
 from fasterqk_lab.tasks import AnswerTask, ClassificationTask, load_task
 from fasterqk_lab.training._config import TrainConfig
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = (-1, 2**31 - 1), (-4, 0)
 
 # --- One thread ---
 
@@ -33,6 +37,7 @@ def one_thread() -> Iterator[None]:
     Numbers below 1e-38 count as zero meanwhile: the running means of Adam end there for every word that
     does not occur for some hundred steps, and processors are many times slower on them.
     """
+    _keep_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -41,6 +46,14 @@ def one_thread() -> Iterator[None]:
     finally:
         torch.set_flush_denormal(False)
         torch.set_num_threads(before)
+
+
+@cache
+def _keep_memory() -> None:
+    """Let glibc reuse large blocks; it would ask the system for new pages at every step."""
+    with suppress(OSError, AttributeError, TypeError):  # another system has no such function
+        for option in (M_TRIM_THRESHOLD, M_MMAP_MAX):
+            ctypes.CDLL(None).mallopt(*option)
 
 
 # --- Where it trains ---
