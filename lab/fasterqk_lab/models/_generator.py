@@ -52,8 +52,8 @@ class GeneratorConfig:
 
 
 # --- Matrix products ---
-# torch multiplies with MKL, which runs at half speed on processors that are not Intel's: 113 of 250 GFLOP/s on
-# an EPYC with AVX-512. oneDNN, which torch carries too, has the whole speed; results differ in the last bits.
+# torch multiplies with MKL, which runs at half speed on processors that are not Intel's: 113 of 250 GFLOP/s
+# on an EPYC with AVX-512. oneDNN, which torch carries too, has the whole speed; the last bits differ.
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -207,9 +207,9 @@ def fixed_gradient(
         start, stop = starts[c], starts[c + 1]
         np.dot(even[start:stop].T, work.errors[start:stop], rows)
         first = common + c * task.distinct  # the class's distinct tokens follow one another
-        _add(1.0 - alpha, rows[:common], gradient[:common])
+        descend(gradient[:common], rows[:common], alpha - 1.0)
         _scale(alpha, rows[common:last], gradient[first : first + task.distinct])
-        _add(1.0, rows[last:], bias)
+        descend(bias, rows[last:], -1.0)
     return loss
 
 
@@ -246,14 +246,6 @@ def _scale(factor: float, source: np.ndarray, target: np.ndarray) -> None:
     flat, into = source.reshape(source.size), target.reshape(target.size)
     for i in range(flat.shape[0]):
         into[i] = factor * flat[i]
-
-
-@compiled
-def _add(factor: float, source: np.ndarray, target: np.ndarray) -> None:
-    """``target += factor * source``, as one long vector."""
-    flat, into = source.reshape(source.size), target.reshape(target.size)
-    for i in range(flat.shape[0]):
-        into[i] += factor * flat[i]
 
 
 @compiled

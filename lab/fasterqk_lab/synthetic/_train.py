@@ -14,7 +14,6 @@ from fasterqk_lab.synthetic._cell import (
     SyntheticCell,
     Weights,
     draw_counts,
-    empty_like,
     factorized_attention,
     initial_matrices,
     pack,
@@ -216,8 +215,9 @@ class Trainer:
         )
         self.weights = pack(self.matrices, language.queries, cell.outputs)
         self.gradients = zeros_like(self.weights)
-        moments = zeros_like if cell.optimizer == "adam" else empty_like
-        self.moments = moments(self.weights), moments(self.weights)
+        none = Weights(*(np.zeros((0, 0)) for _ in self.weights))
+        adam = cell.optimizer == "adam"
+        self.moments = [zeros_like(self.weights) if adam else none for _ in range(2)]
         support = language.support
         self.work = make_scratch(cell.batch, support, self.weights)
         self.task = Task(support, np.array(cell.labels), cell.score_scale, language.blind)
@@ -228,7 +228,7 @@ class Trainer:
             qk_ratio=cell.qk_ratio,
             roles=(scores, k, q, v, o),
             ramp_steps=cell.ramp_steps,
-            adam=cell.optimizer == "adam",
+            adam=adam,
             decays=(scores * cell.qk_decay, cell.qk_decay, cell.qk_decay, cell.ov_decay, cell.ov_decay),
             gradient_norm=cell.gradient_norm or 0.0,
         )
@@ -326,7 +326,9 @@ class Trainer:
         entry = {"step": self.step, "loss": math.nan, "mrta": math.nan}
         if not self.diverged:
             entry["loss"] = float(evaluate(self.cell, self.weights, self.matched).loss.mean())
-            entry["mrta"] = float(attention_mass(self.cell, self.weights, self.held_out).mean())
+            shares = [share for _, share in attended(self.cell, self.weights, self.held_out)]
+            common = self.cell.language.common
+            entry["mrta"] = float(np.concatenate([share[:, common:].sum(1) for share in shares]).mean())
         self.history.append(entry)
 
 
@@ -408,13 +410,6 @@ def evaluate(cell: SyntheticCell, weights: Weights, sample: Counts) -> Evaluatio
             ]
         )
     return Evaluation(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def attention_mass(cell: SyntheticCell, weights: Weights, sample: Counts) -> np.ndarray:
-    """Only the ``mass`` of :func:`evaluate`, which needs no logits."""
-    return np.concatenate(
-        [attention[:, cell.language.common :].sum(1) for _, attention in attended(cell, weights, sample)]
-    )
 
 
 def attended(

@@ -56,6 +56,7 @@ Numbers = NDArray[np.float64]
 EVALUATIONS = ("paper", "fit")
 # Along training faithfulness is measured on so many questions: it runs the model again for every step.
 FAITHFULNESS_SAMPLE = 32
+SCALES_AT_START = ("embedding_scale", "position_scale")
 
 
 class Generation:
@@ -144,10 +145,10 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
         from fasterqk_lab.tasks._tokens import start_vectors
 
         vectors = torch.from_numpy(start_vectors(task.vectors, config.model.width, config.seed))
-    scale = config.model.start_scale
-    scales: Any = {} if scale is None else {"embedding_scale": scale, "position_scale": scale}
-    scales |= {"waves": config.model.position_start == "waves", "head_scale": config.model.head_scale}
-    sizes = GeneratorConfig(task.vocabulary_size, **config.model.sizes(), **scales)
+    start = config.model
+    scales = {} if start.start_scale is None else dict.fromkeys(SCALES_AT_START, start.start_scale)
+    options: Any = start.sizes() | scales | {"head_scale": start.head_scale}
+    sizes = GeneratorConfig(task.vocabulary_size, waves=start.position_start == "waves", **options)
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
     scale_at_start(model, config)
     return model

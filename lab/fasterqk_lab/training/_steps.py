@@ -130,12 +130,9 @@ def _build_trainable(config: TrainConfig, data_dir: str | Path | None) -> Traina
         return Generation(config, task)
     assert isinstance(task, ClassificationTask)
     if config.model.pretrained:
-        from fasterqk_lab.training._classification import FineTuning, pretrained_folder
-        from fasterqk_lab.training._decoder import DecoderFineTuning, is_decoder
+        from fasterqk_lab.training._finetuning import open_pretrained
 
-        folder = pretrained_folder(config.model.pretrained)
-        kind = DecoderFineTuning if is_decoder(folder) else FineTuning
-        return kind(config, task, folder)
+        return open_pretrained(config, task)
     from fasterqk_lab.training._classification import Classification
 
     return Classification(config, task)
