@@ -78,7 +78,6 @@ class Classification:
         return len(chosen)
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
-        self.model.train()
         tokens, read, labels = self.splits["train"].batch(chosen, self.model.b_U.device)
         loss = cross_entropy(self.model(tokens, read), labels)
         options = self.config.optimisation

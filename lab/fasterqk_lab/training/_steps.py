@@ -169,8 +169,9 @@ class Steps:
         whole = sum(self.trainable.weight(part) for part in parts)
         loss = 0.0
         for number, part in enumerate(parts, self.done * count):
-            # Weighted so that all batches of a step are as one large batch.
-            partial = self.trainable.weight(part) / whole * self.trainable.loss(part, number)
+            partial = self.trainable.loss(part, number)
+            if len(parts) > 1:  # weighted so that all batches of a step are as one large batch
+                partial = self.trainable.weight(part) / whole * partial
             partial.backward()
             loss += float(partial.item())
         self.trainable.before_step()
@@ -287,10 +288,10 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Paramete
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
     """Scale all gradients so that their joint norm is at most ``largest``; returns the norm before.
 
-    As ``torch.nn.utils.clip_grad_norm_``, but gradients within the bound are not touched.
+    As ``torch.nn.utils.clip_grad_norm_`` on one device, but gradients within the bound are not touched.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if norm > largest:
         torch._foreach_mul_(gradients, largest / (norm + 1e-6))
     return norm
