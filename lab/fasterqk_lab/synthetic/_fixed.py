@@ -42,9 +42,6 @@ class _Curve:
         self.loss: list[float] = []
         self.incentive: list[float] = []
 
-    def train(self, even: np.ndarray, starts: np.ndarray) -> None:
-        train_fixed_epoch(even, starts, self.alpha, self.cell.lr, self.task, self.weights, self.work)
-
     def measure(self, even: np.ndarray, starts: np.ndarray) -> None:
         # At alpha = 1 the shares go on linearly: common tokens get a little less than nothing.
         here, there = (
@@ -82,7 +79,7 @@ def train_fixed(
     for epoch in range(cell.epochs):
         draw_even(stream, task, even, starts)
         for curve in curves:
-            curve.train(even, starts)
+            train_fixed_epoch(even, starts, curve.alpha, cell.lr, task, curve.weights, curve.work)
             curve.measure(held_out_even, held_out.starts)
         if progress is not None:
             progress(epoch + 1, cell.epochs)

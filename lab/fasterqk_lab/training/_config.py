@@ -274,8 +274,7 @@ class Evaluation:
         _at_least(self, 1, "evaluations_per_epoch", "evaluations", "patience", "train_subset", "along_subset")
         _at_least(self, 1, "test_subset", "answer_tokens")
         _above_zero(self, "stop_at_loss")
-        if self.best_by not in BEST_BY:
-            raise InputError(f"best_by {self.best_by!r} is not one of {', '.join(BEST_BY)}")
+        _one_of(self, best_by=BEST_BY)
         fall = self.evaluate_at_fall
         if fall is not None and not 0 < fall < 1:
             raise InputError(f"evaluate_at_fall {fall} is a share of the loss, between 0 and 1")

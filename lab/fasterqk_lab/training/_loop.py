@@ -162,18 +162,13 @@ class _Training:
         return share is not None and self.mean_loss < share * self.mean_loss_then
 
     def _ends_early(self) -> bool:
-        return self.diverged or self._stalled() or self._arrived()
+        """Whether it diverged, has the loss that was asked for, or did not get better for ``patience``.
 
-    def _arrived(self) -> bool:
-        """Whether the training loss of the last evaluation is as low as was asked for."""
-        level = self.config.evaluation.stop_at_loss
-        return level is not None and float(self.history[-1]["loss"]) <= level
-
-    def _stalled(self) -> bool:
-        """Whether neither validation accuracy nor validation loss got better for ``patience`` evaluations.
-
-        On a plateau, where accuracy is that of the most frequent class, the loss still falls.
+        On a plateau, where accuracy is that of the most frequent class, the validation loss still falls.
         """
+        level = self.config.evaluation.stop_at_loss
+        if self.diverged or (level is not None and float(self.history[-1]["loss"]) <= level):
+            return True
         if self.config.evaluation.patience is None:
             return False
         accuracies = [record["validation_accuracy"] for record in self.history]

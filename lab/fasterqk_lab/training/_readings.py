@@ -8,6 +8,7 @@
 - ``norms``: the Frobenius norms of the weights of queries, keys, values, outputs and classes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,9 @@ from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, attention_rows
 from fasterqk_lab.training._batches import EVALUATION_BATCH, PaddedInstances
 
+# The weights of the classifier, then those of the answer generator.
+_ROLES = {f"W_{role.upper()}": f"norm_{role}" for role in "qkvou"}
+_ROLES |= {"query": "norm_q", "key": "norm_k", "value": "norm_v", "out": "norm_o"}
 ROLLOUTS = {"plain": Aggregation("rollout", residual=0.0), "residual": Aggregation("rollout", residual=0.5)}
 # What is kept of each reading.
 _SCORES = ("mrta", "ac")
@@ -77,26 +81,16 @@ def more_readings(
     return readings
 
 
-# The last parts of the names of weights, in the classifier and in the answer generator.
-_WEIGHTS = {
-    "q": ("W_Q", "query.weight"),
-    "k": ("W_K", "key.weight"),
-    "v": ("W_V", "value.weight"),
-    "o": ("W_O", "out.weight"),
-    "u": ("W_U",),
-}
-
-
 def weight_norms(model: nn.Module) -> dict[str, float]:
     """The Frobenius norm over all layers of the weights of each role, biases left out, in double precision.
 
     Names are ``norm_q``, ``norm_k``, ``norm_v``, ``norm_o`` and, of classifiers, ``norm_u`` (the classes).
     """
-    squares: dict[str, float] = {}
+    norms: dict[str, float] = {}
     for name, weight in model.named_parameters():
-        for role in (role for role, ends in _WEIGHTS.items() if name.endswith(ends)):
-            squares[role] = squares.get(role, 0.0) + float(weight.detach().double().square().sum())
-    return {f"norm_{role}": square**0.5 for role, square in sorted(squares.items())}
+        if role := _ROLES.get(name.removesuffix(".weight").rpartition(".")[2]):
+            norms[role] = math.hypot(norms.get(role, 0.0), float(weight.detach().double().norm()))
+    return norms
 
 
 def carried(instances: Sequence[Instance]) -> list[Instance]:

@@ -19,7 +19,10 @@ from fasterqk.errors import InputError
 from fasterqk.labels import Circuits, Slice, find_circuits
 from fasterqk.optim import make_optimizer
 from fasterqk_lab.tasks import AnswerTask, ClassificationTask, load_task
+from fasterqk_lab.training._classification import Classification
 from fasterqk_lab.training._config import TrainConfig
+from fasterqk_lab.training._finetuning import open_pretrained
+from fasterqk_lab.training._generation import Generation
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = (-1, 2**31 - 1), (-4, 0)
 
@@ -114,28 +117,18 @@ class Trainable(Protocol):
 
 def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> Trainable:
     """The model and the data of a training as they are at its start, the model where it will train."""
-    trainable = _build_trainable(config, data_dir)
-    trainable.model.to(training_device())
-    return trainable
-
-
-def _build_trainable(config: TrainConfig, data_dir: str | Path | None) -> Trainable:
     data = config.data
     task = load_task(config.task, form=data.form, file=data.file, data_dir=data_dir)
     if data.checksum and data.checksum not in task.files.values():
         raise InputError(f"{data.file!r} is not the file this training is about: its checksum differs")
+    trainable: Trainable
     if isinstance(task, AnswerTask):
-        from fasterqk_lab.training._generation import Generation
-
-        return Generation(config, task)
-    assert isinstance(task, ClassificationTask)
-    if config.model.pretrained:
-        from fasterqk_lab.training._finetuning import open_pretrained
-
-        return open_pretrained(config, task)
-    from fasterqk_lab.training._classification import Classification
-
-    return Classification(config, task)
+        trainable = Generation(config, task)
+    else:
+        assert isinstance(task, ClassificationTask)
+        trainable = (open_pretrained if config.model.pretrained else Classification)(config, task)
+    trainable.model.to(training_device())
+    return trainable
 
 
 class Steps:
