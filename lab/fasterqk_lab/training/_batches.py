@@ -172,10 +172,6 @@ class PackedQuestions:
         labels = self.tokens[(self.start[chosen][:, None] + position + 1)[real]]
         return AnswerBatch(tokens, position, real, labels)
 
-    def labels(self, chosen: Tensor) -> int:
-        """The number of answer tokens of the chosen questions."""
-        return int((self.lengths[chosen] - self.prompts[chosen]).sum())
-
     def take(self, chosen: Tensor) -> "PackedQuestions":
         """The chosen questions, in that order."""
         return pack_questions(self.questions.take(chosen.numpy()))

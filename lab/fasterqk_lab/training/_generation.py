@@ -96,7 +96,7 @@ class Generation:
         return epoch_batches(self.train.lengths, self.config, epoch)
 
     def weight(self, chosen: Tensor) -> int:
-        return self.train.labels(chosen)
+        return int((self.train.lengths[chosen] - self.train.prompts[chosen]).sum())
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()

@@ -149,17 +149,14 @@ class _Training:
             loss = self.steps.step()
             self.diverged = not math.isfinite(loss)
             self.mean_loss = (1 - NEWEST_WEIGHT) * self.mean_loss + NEWEST_WEIGHT * loss
-            if self.steps.done in self.evaluated_at or self.diverged or self._fell():
+            # The loss may have fallen far enough since the last evaluation to evaluate again now.
+            fell = self.mean_loss < (self.config.evaluation.evaluate_at_fall or 0.0) * self.mean_loss_then
+            if self.steps.done in self.evaluated_at or self.diverged or fell:
                 self._evaluate()
                 self._save()
             elif self.steps.done % PROGRESS_EVERY == 0:
                 self._show_progress()
         return self._result()
-
-    def _fell(self) -> bool:
-        """Whether the loss fell far enough since the last evaluation to evaluate again now."""
-        share = self.config.evaluation.evaluate_at_fall
-        return share is not None and self.mean_loss < share * self.mean_loss_then
 
     def _ends_early(self) -> bool:
         """Whether it diverged, has the loss that was asked for, or did not get better for ``patience``.

@@ -95,7 +95,6 @@ def test_a_batch_reads_the_positions_before_every_token_of_the_answers(questions
         assert [next(labels) for _ in positions] == answer
     assert next(labels, None) is None
     assert batch.real.nonzero()[:, 0].tolist() == [0] * 3 + [1] + [2] * 4
-    assert packed.labels(torch.tensor(chosen)) == 8
 
 
 def test_taken_questions_are_the_same_questions(questions):
