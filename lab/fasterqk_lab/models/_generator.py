@@ -75,13 +75,11 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         rows, weight = ctx.saved_tensors
         slope = upstream[0].flatten(0, -2)
-        of_rows = _onednn(upstream[0], weight.T)
-        return of_rows, _onednn(slope.T, rows.flatten(0, -2).T), slope.sum(0)
+        return _onednn(upstream[0], weight.T), _onednn(slope.T, rows.flatten(0, -2).T), slope.sum(0)
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return product
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], ""))
 
 
 class Linear(nn.Linear):

@@ -34,8 +34,6 @@ from fasterqk_lab.synthetic._kernel import (
 _MATCHED = 1600  # training sequences on which the loss is measured along training, in evaluation mode
 _HISTORY_GROWTH = 1.07  # the history is read at epochs that grow by this factor
 _LOST = 100.0  # a mean loss this far above chance (ln 50 = 3.9) does not come back
-
-
 _PARTS, _QK_PARTS = 5, 3  # arrays of `Weights`, and those of the query-key circuit, which come first
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
 
@@ -215,8 +213,7 @@ class Trainer:
         )
         self.weights = pack(self.matrices, language.queries, cell.outputs)
         self.gradients = zeros_like(self.weights)
-        none = Weights(*(np.zeros((0, 0)) for _ in self.weights))
-        adam = cell.optimizer == "adam"
+        adam, none = cell.optimizer == "adam", Weights(*[np.zeros((0, 0))] * _PARTS)
         self.moments = [zeros_like(self.weights) if adam else none for _ in range(2)]
         support = language.support
         self.work = make_scratch(cell.batch, support, self.weights)
@@ -372,7 +369,6 @@ def _window_means(losses: list[float], window: int = 100) -> list[float]:
 # The covert channel: common tokens are drawn alike for all classes, so which of them are in a sequence says
 # nothing. A query that names the class lets a model look at another common token for each class, and read
 # the class off there.
-
 
 _SHUFFLES = 20
 

@@ -344,9 +344,8 @@ def flat(scores: dict[str, Any]) -> dict[str, float | None]:
     return record
 
 
-# Measures a split, quicker along training; with a seed random rankings are measured too.
-Measure = Callable[..., Summary]
-EVALUATIONS: dict[str, Measure | None] = {
+# What measures a split, quicker along training; with a seed random rankings are measured too.
+EVALUATIONS: dict[str, Callable[..., Summary] | None] = {
     "paper": measure_attention,
     "released-hatexplain": measure_released,
     "released-sva": measure_released_sva,

@@ -18,6 +18,8 @@ DECAYS = ("coupled", "independent")
 SCHEDULES = ("cosine", "half-cosine", "constant")
 READ_POSITIONS = ("after", "last")
 POSITION_STARTS = ("random", "waves")
+RATIO_ROLES = ("q", "k", "v", "o", "embedding")
+BEST_BY = ("validation_accuracy", "validation_loss")
 MOST_LAYERS, MOST_WEIGHTS, MOST = 2000, 10**9, 10**6
 # What they are: `fasterqk_lab.training._readings`.
 READINGS = ("heads", "plain", "residual", "carried", "norms")
@@ -57,9 +59,6 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
         "rationale_k": (5,),
     },
 }
-
-
-RATIO_ROLES = ("q", "k", "v", "o", "embedding")
 
 
 @dataclass(frozen=True)
@@ -237,9 +236,6 @@ class Data:
     def __post_init__(self) -> None:
         _set_types(self)
         _at_least(self, 1, "train_limit")
-
-
-BEST_BY = ("validation_accuracy", "validation_loss")
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,10 @@ class FineTuning(Classification):
         }
         along, end, train_end = sizes
         at_end = dict.fromkeys(self.splits, end) | {"train": train_end}
-        self.along = {name: fixed_sample(split, along, "along") for name, split in self.splits.items()}
-        self.at_end = {
-            name: fixed_sample(split, at_end[name], "along") for name, split in self.splits.items()
-        }
+        self.along, self.at_end = (
+            {name: fixed_sample(self.splits[name], count, "along") for name, count in counts.items()}
+            for counts in (dict.fromkeys(self.splits, along), at_end)
+        )
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
@@ -97,9 +97,8 @@ class FineTuning(Classification):
     def results(self) -> dict[str, Any]:
         results: dict[str, Any] = {name: self._fit(split) for name, split in self.at_end.items()}
         results["test"] |= self._attention("test")
-        majority = int(torch.bincount(self.splits["train"].labels).argmax())
-        frequent = float((self.at_end["test"].labels == majority).double().mean())
-        results["test"] |= {"majority_accuracy": frequent, "groups": {}}
+        majority = self.at_end["test"].labels == torch.bincount(self.splits["train"].labels).argmax()
+        results["test"] |= {"majority_accuracy": float(majority.double().mean()), "groups": {}}
         return results
 
     def _logits(self, split: PaddedInstances, chosen: Tensor) -> tuple[Tensor, Tensor]:

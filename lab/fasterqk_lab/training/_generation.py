@@ -56,7 +56,6 @@ Numbers = NDArray[np.float64]
 EVALUATIONS = ("paper", "fit")
 # Along training faithfulness is measured on so many questions: it runs the model again for every step.
 FAITHFULNESS_SAMPLE = 32
-SCALES_AT_START = ("embedding_scale", "position_scale")
 
 
 class Generation:
@@ -146,8 +145,9 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
 
         vectors = torch.from_numpy(start_vectors(task.vectors, config.model.width, config.seed))
     start = config.model
-    scales = {} if start.start_scale is None else dict.fromkeys(SCALES_AT_START, start.start_scale)
-    options: Any = start.sizes() | scales | {"head_scale": start.head_scale}
+    options: Any = start.sizes() | {"head_scale": start.head_scale}
+    if start.start_scale is not None:
+        options |= dict.fromkeys(("embedding_scale", "position_scale"), start.start_scale)
     sizes = GeneratorConfig(task.vocabulary_size, waves=start.position_start == "waves", **options)
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
     scale_at_start(model, config)

@@ -29,7 +29,6 @@ from fasterqk_lab.training._steps import Steps, Trainable, build_optimizer, buil
 DIVERGED = 100.0
 # Steps between reports of progress, where no evaluation comes first.
 PROGRESS_EVERY = 50
-
 # Weight of the newest batch in the running mean of losses: it looks back about ten batches.
 NEWEST_WEIGHT = 0.1
 

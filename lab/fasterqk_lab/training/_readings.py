@@ -30,7 +30,6 @@ from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, attention_rows
 from fasterqk_lab.training._batches import EVALUATION_BATCH, PaddedInstances
 
-# The weights of the classifier, then those of the answer generator.
 _ROLES = {f"W_{role.upper()}": f"norm_{role}" for role in "qkvou"}
 _ROLES |= {"query": "norm_q", "key": "norm_k", "value": "norm_v", "out": "norm_o"}
 ROLLOUTS = {"plain": Aggregation("rollout", residual=0.0), "residual": Aggregation("rollout", residual=0.5)}
