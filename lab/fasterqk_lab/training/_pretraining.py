@@ -110,20 +110,9 @@ class Pretraining:
         self.device = training_device()
         self.model = GPTAnswerGenerator(sizes, torch.Generator().manual_seed(cell.seed)).to(self.device)
         self.batches = torch.Generator().manual_seed(1_000_003 + cell.seed)
-        self.optimizer = self._make_optimizer()
-        clipped = cell.method == QK_CLIP
-        self.clip = fasterqk.qk_clip(self.model, self.optimizer, CLIP_THRESHOLD) if clipped else None
-        self.parameters = list(self.model.parameters())
-        # Evenly over the held-out text, so that all cells see the same.
-        starts = torch.linspace(0, len(held_out) - cell.context - 1, VALIDATION_WINDOWS).long()
-        self.windows = self._windows(held_out, starts)
-        self.largest = torch.full((cell.layers,), -math.inf)  # logits of the layers, since the last record
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        cell = self.cell
         ratio: Any = {PARTNER_NORM: fasterqk.PartnerNorm(), RATIO: cell.qk_ratio}.get(cell.method, 1.0)
         # Independent decay: the product of rate and decay is the same for all weights and methods.
-        return fasterqk.make_optimizer(
+        self.optimizer = fasterqk.make_optimizer(
             self.model,
             torch.optim.AdamW,
             lr=cell.lr,
@@ -133,6 +122,13 @@ class Pretraining:
             weight_decay=cell.weight_decay,
             fused=True,
         )
+        clipped = cell.method == QK_CLIP
+        self.clip = fasterqk.qk_clip(self.model, self.optimizer, CLIP_THRESHOLD) if clipped else None
+        self.parameters = list(self.model.parameters())
+        # Evenly over the held-out text, so that all cells see the same.
+        starts = torch.linspace(0, len(held_out) - cell.context - 1, VALIDATION_WINDOWS).long()
+        self.windows = self._windows(held_out, starts)
+        self.largest = torch.full((cell.layers,), -math.inf)  # logits of the layers, since the last record
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """All steps, then the numbers of the trained model."""
