@@ -49,7 +49,7 @@ from fasterqk_lab.training._pretraining import (
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 RATIOS = (0.03, 0.1, 0.3, 3.0, 10.0)
 # Queries and keys against values and outputs, everything else held.
-QK_VO_RATIOS = (0.5, 2.0, 4.0)
+QK_VO_RATIOS, QK_VO_RATES = (0.5, 2.0, 4.0), (1e-3, 3e-3)
 # Every method with its settings, as ``--methods`` names it.
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {},
@@ -85,13 +85,15 @@ def stability_cells(
 
     >>> cells = stability_cells()
     >>> len(cells), next(iter(cells))
-    (216, ('qk_ratio=0.1', 96, 0.001, 0))
+    (189, ('qk_ratio=0.1', 96, 0.001, 0))
     """
     deciding = [name for name in DECIDING if name in methods]
-    others = [name for name in methods if name not in DECIDING]
+    against = [name for name in methods if METHODS[name].get("method") == QK_VO]
+    others = [name for name in methods if name not in (*DECIDING, *against)]
     groups: list[tuple[list[str], int, tuple[float, ...], int]] = [
         (deciding, WIDTH, RATES, seeds),
         (others, WIDTH, RATES, exploratory_seeds or seeds),
+        (against, WIDTH, QK_VO_RATES, exploratory_seeds or seeds),
     ]
     groups += [(deciding, width, WIDTH_RATES, seeds) for width in widths if width != WIDTH]
     return {
