@@ -5,7 +5,7 @@ All attention is read at the position that makes the prediction. This is the `pa
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from fasterqk.attention import Instance, Nulls, Passes, Removal, measure
 from fasterqk.attention.aggregation import Pattern
+from fasterqk.attention.faithfulness import How
 from fasterqk.attention.instances import Batch
 from fasterqk.attention.measurement import Summary
 from fasterqk.attention.models import Reading, class_answer
@@ -233,20 +234,21 @@ def measure_attention(
     *,
     quick: bool = False,
     seed: int | None = None,
+    how: How = "delete",
 ) -> Summary:
     """Where the model looks and whether that is why it predicts.
 
     Mass, AC, ACMC, DTAP and plausibility are over the instances with relevant tokens; entropy, sufficiency
     and comprehensiveness over all. ``quick`` scores plausibility on a fixed part of the instances. With a
     ``seed`` random rankings are the null of faithfulness and plausibility. Deeper models are scored by
-    rollout, and each layer by itself.
+    rollout, and each layer by itself. ``how="mask"`` puts padding in the place of tokens that are removed.
     """
     instances = instances_of(split)
     measurement = measure(
         MeasuredClassifier(model, split),
         instances,
         aggregation=aggregation_of(model),
-        removal=Removal(percents=tuple(percents)),
+        removal=Removal(how, split.pad if how == "mask" else None, tuple(percents)),
         nulls=Nulls(0, rankings=None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)),
         passes=Passes(EVALUATION_BATCH, max_weights=None, only=TABLE_SCORES, by_layer=len(model.blocks) > 1),
     )
@@ -347,6 +349,7 @@ def flat(scores: dict[str, Any]) -> dict[str, float | None]:
 # What measures a split, quicker along training; with a seed random rankings are measured too.
 EVALUATIONS: dict[str, Callable[..., Summary] | None] = {
     "paper": measure_attention,
+    "masked": partial(measure_attention, how="mask"),
     "released-hatexplain": measure_released,
     "released-sva": measure_released_sva,
     "fit": None,  # for trainings that are judged by their accuracy alone, such as those of a search
