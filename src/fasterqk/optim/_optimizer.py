@@ -538,6 +538,18 @@ class JointOptimizer(torch.optim.Optimizer):
             optimizer.step()
         return loss
 
+    def train(self) -> None:
+        """Switch those that have a mode (schedule-free ones) to training."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Switch those that have a mode to evaluation."""
+        self._switch("eval")
+
+    def _switch(self, mode: str) -> None:
+        for optimizer in self.optimizers:
+            getattr(optimizer, mode, lambda: None)()
+
     def load_state_dict(self, state_dict: Any) -> None:
         """Load a state that ``state_dict()`` returned."""
         super().load_state_dict(state_dict)
