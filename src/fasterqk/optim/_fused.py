@@ -75,19 +75,14 @@ class FusedWeight:
 
     def view_memory(self) -> None:
         """Let the leaves view the weight where it is now: an offload, DDP or Accelerate may have moved it."""
-        self._views = self._views_of(self.parameter)
-        for leaf, view in zip(self.leaves, self._views, strict=True):
+        self.views = self._views_of(self.parameter)
+        for leaf, view in zip(self.leaves, self.views, strict=True):
             leaf.data = view.contiguous()  # a copy where a view is not
 
     def copies(self) -> list[tuple[Tensor, Tensor]]:
         """The leaves that are copies, and their views of the weight."""
-        pairs = zip(self.leaves, self._views, strict=True)
+        pairs = zip(self.leaves, self.views, strict=True)
         return [(leaf.detach(), view) for leaf, view in pairs if not view.is_contiguous()]
-
-    def write_back(self) -> None:
-        """Write the leaves to the weight, wherever a step has put them."""
-        for leaf, view in zip(self.leaves, self._views, strict=True):
-            view.copy_(leaf.detach())
 
     def memory(self) -> Tensor:
         """The part of the weight that this process has."""
@@ -100,10 +95,7 @@ class FusedWeight:
         return FusedWeight(self.name, parameter, self.slices)
 
     def take_gradient(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Give the leaves their slices of the gradient; return copies that are yet to be filled, with views.
-
-        A copy has the same memory in every step.
-        """
+        """Give the leaves their slices of the gradient; return copies that are yet to be filled, with views."""
         gradient = self.parameter.grad
         if gradient is None:
             for leaf in self.leaves:
@@ -197,16 +189,16 @@ class FusedWeights:
         self.parameters = [weight.parameter for weight in weights]
         self._list()
 
+    def _view_memory(self) -> None:
+        for weight in self._weights:
+            weight.view_memory()
+        self._list()
+
     def _list(self) -> None:
         self._memory = [weight.memory().data_ptr() for weight in self._weights]
         self._leaves = [leaf for weight in self._weights for leaf in weight.leaves]
         self._leaf_memory = [leaf.data_ptr() for leaf in self._leaves]
         self._copies = [pair for weight in self._weights for pair in weight.copies()]
-
-    def _view_memory(self) -> None:
-        for weight in self._weights:
-            weight.view_memory()
-        self._list()
 
     @torch.no_grad()
     def enter(self) -> None:
@@ -224,8 +216,8 @@ class FusedWeights:
         for leaf in self._leaves:
             leaf.grad = None  # it would keep the memory of the gradient
         if list(map(Tensor.data_ptr, self._leaves)) != self._leaf_memory:  # by p.data = new
-            for weight in self._weights:
-                weight.write_back()
+            views = [view for weight in self._weights for view in weight.views]
+            _copy(list(zip(views, self._leaves, strict=True)))
             self._view_memory()
         else:
             _copy([(view, copy) for copy, view in self._copies])

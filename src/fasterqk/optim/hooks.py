@@ -97,21 +97,15 @@ class StepHooks:
         self._together = FusedWeights(self.fused)
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         self._kinds = [_kinds(parameters) for parameters in self._parameters]
-        self._owners = []
-        if (model := self.model()) is not None:
-            trained = self.trained(optimizer)
-            self._owners = list(
-                zip(
-                    *(
-                        (module._parameters, attribute, parameter)
-                        for module in model.modules()
-                        if not isinstance(module, ScriptModule)
-                        for attribute, parameter in module._parameters.items()
-                        if parameter is not None and id(parameter) in trained
-                    ),
-                    strict=True,
-                )
-            )
+        trained, model = self.trained(optimizer), self.model()
+        owners = [
+            (module._parameters, attribute, parameter)
+            for module in (() if model is None else model.modules())
+            if not isinstance(module, ScriptModule)
+            for attribute, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in trained
+        ]
+        self._owners = list(zip(*owners, strict=True))
         norms = self._partner_norms()
         for options, group in zip(optimizer.param_groups, self.groups, strict=False):
             if group.changing:
@@ -203,7 +197,6 @@ class StepHooks:
 
     def _add_param_group(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         """Add a group: parameters of the model are split by circuit, others are taken as they are."""
-        self.settle(optimizer)
         names = {id(parameter): name for name, parameter in self._model().named_parameters()}
         if "params" not in group:
             raise InputError(f"the group {group!r} has no 'params', the parameters to add")
@@ -403,10 +396,8 @@ class StepHooks:
 
     # --- State dicts ---
 
-    def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A saved state must belong to the same parameters, and hold the step of a changing ratio."""
-        self.settle(optimizer)
-        state = self._from_leaves(optimizer, state)
         saved = state.get("param_groups", ())
         for options, group, other in zip(optimizer.param_groups, self.groups, saved, strict=False):
             names = options.get("param_names", ())
@@ -436,7 +427,6 @@ class StepHooks:
             )
         self._check_parts(optimizer, state)
         self._kinds = [_kinds(parameters) for parameters in self._parameters]  # torch casts the state so
-        return state
 
     def _check_parts(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A state that could not be joined belongs to the same leaves, and any other can be split."""
@@ -455,38 +445,8 @@ class StepHooks:
                         "load it into one that splits it in the same way"
                     )
 
-    def _from_leaves(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """A state of fasterqk 0.1, which has one entry per leaf, with one per parameter."""
-        saved = state.get("param_groups", ())
-        shown = {id(leaf.tensor): leaf.shown for group in self.groups for leaf in group.leaves}
-        names = [[shown.get(id(leaf)) for leaf in leaves] for leaves in self.leaves]
-        if not self.fused or [other.get("param_names") for other in saved] != names:
-            return state
-        keys = [key for other in saved for key in other["params"]]
-        leaves = [leaf for leaves in self.leaves for leaf in leaves]
-        entries = {
-            leaf: dict(state["state"][key])
-            for key, leaf in zip(keys, leaves, strict=True)
-            if key in state["state"]
-        }
-        for weight in self.fused:
-            weight.join(entries)
-        listed = [parameter for options in optimizer.param_groups for parameter in options["params"]]
-        numbers = {id(parameter): number for number, parameter in enumerate(listed)}
-        groups = [
-            {
-                **other,
-                "params": [numbers[id(parameter)] for parameter in options["params"]],
-                "param_names": options["param_names"],
-            }
-            for options, other in zip(optimizer.param_groups, saved, strict=True)
-        ]
-        states = {numbers[id(parameter)]: entry for parameter, entry in entries.items()}
-        return {**state, "state": states, "param_groups": groups}
-
     def join(self, optimizer: torch.optim.Optimizer) -> None:
         """Give ``optimizer.state`` the form of a plain optimizer's, to save or to copy it."""
-        self.settle(optimizer)
         for weight in self.fused:
             if any(leaf in optimizer.state for leaf in weight.leaves):
                 weight.split(optimizer.state)  # what someone else has written for the parameter
@@ -526,7 +486,9 @@ def replace_method(optimizer: torch.optim.Optimizer, name: str, method: Callable
 
     @wraps(getattr(type(optimizer), name))
     def call(_: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(reference(), *args, **kwargs)
+        if (this := reference()) is None:
+            raise InputError(f"this optimizer is gone: keep it in a variable before {name}() is called")
+        return method(this, *args, **kwargs)
 
     # A bound method, as schedulers expect it of `step`.
     setattr(optimizer, name, MethodType(call, weakref.proxy(optimizer)))
