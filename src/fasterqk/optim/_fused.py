@@ -95,7 +95,7 @@ class FusedWeight:
         return FusedWeight(self.name, parameter, self.slices)
 
     def take_gradient(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Give the leaves their slices of the gradient; return copies that are yet to be filled, with views."""
+        """Give the leaves their slices of the gradient; return the copies to be filled, with views."""
         gradient = self.parameter.grad
         if gradient is None:
             for leaf in self.leaves:
