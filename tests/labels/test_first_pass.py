@@ -185,7 +185,8 @@ def test_a_step_without_the_check_warns_once_where_labels_rest_on_names():
         warnings.simplefilter("error")
         model(IDS).sum().backward()
         optimizer.step()
-        make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=5).step()  # the probe has seen it
+        probed = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=5)
+        probed.step()  # the probe has seen it
     assert "by name" not in describe(optimizer)
     with pytest.warns(UserWarning, match="rest on names"):
         param_groups(model, lr=1e-2, qk_ratio=5, circuits=named)
@@ -328,8 +329,8 @@ def test_key_heads_are_those_that_meet_in_the_product(attributes):
     assert found["0.wk.weight"] == found["0.wv.weight"] == [(0, 4, 0), (4, 8, 1)]
     assert found["0.wq.weight"] == found["0.wo.weight"] == [(4 * i, 4 * i + 4, i) for i in range(4)]
     optimizer = make_optimizer(model, optim.SGD, lr=1.0, qk_ratio={0: {2: 20, 3: 20}})
-    fast = [leaf.shown for leaf in optimizer._fasterqk.groups[1].leaves]
-    assert "0.wk.weight[4:8]" in fast
+    fast = [(part.parameter, part.start, part.stop) for part in optimizer._fasterqk.groups[1].labelled]
+    assert ("0.wk.weight", 4, 8) in fast
 
 
 SAMPLE = [

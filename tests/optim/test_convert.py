@@ -62,7 +62,7 @@ def test_the_same_ratio_is_an_ordinary_resume(net, label, train):
 
 
 def test_the_state_of_the_trainers_two_groups(net, label, train):
-    from fasterqk.optim._outside import undecayed
+    from fasterqk.optim.ratio import undecayed
 
     model = net("rows")
     names = dict(model.named_parameters())

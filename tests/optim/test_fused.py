@@ -305,43 +305,15 @@ def test_a_circuit_may_have_a_state_alone(net, label, train):
     assert torch.equal(models[0].qkv(), models[1].qkv())
 
 
-def test_states_of_the_first_release_load(net, label, train):
-    """They have one entry per leaf, named by its slice."""
-    whole, model = net("columns", layers=1), net("columns", layers=1)
-    options = {"lr": 1e-2, "qk_ratio": 5, "foreach": False}
-    first = make_optimizer(whole, optim.AdamW, circuits=label(whole), **options)
-    train(whole, first, 3)
-    second = make_optimizer(model, optim.AdamW, circuits=label(model), **options)
-    model.load_state_dict(whole.state_dict())
-    state = first.state_dict()
-    entries = {
-        name: state["state"][number]
-        for number, name in enumerate(n for group in state["param_groups"] for n in group["param_names"])
-    }
-    spans = {"layers.0.qkv": (":, ", 1), "layers.0.qkv_bias": ("", 0)}
-    old: dict = {"state": {}, "param_groups": []}
-    number = 0
+def test_a_state_with_one_entry_per_slice_is_refused(net, label):
+    """As development versions saved them."""
+    model = net("columns", layers=1)
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=5, circuits=label(model))
+    state = optimizer.state_dict()
     for group in state["param_groups"]:
-        names, numbers = [], []
-        fast = group["name"] == "qk"
-        listed = list(spans) if fast else [n for n, _ in model.named_parameters()]
-        for name in listed:
-            comma, axis = spans.get(name, ("", None))
-            span = (0, 24) if fast else (24, 36)
-            names.append(name if axis is None else f"{name}[{comma}{span[0]}:{span[1]}]")
-            old["state"][number] = {
-                key: value.narrow(axis, span[0], span[1] - span[0]).clone()
-                if axis is not None and value.dim()
-                else value.clone()
-                for key, value in entries[name].items()
-            }
-            numbers.append(number)
-            number += 1
-        old["param_groups"].append({**group, "params": numbers, "param_names": names})
-    second.load_state_dict(old)
-    train(whole, first, 3)
-    train(model, second, 3)
-    assert torch.equal(whole.qkv(), model.qkv())
+        group["param_names"] = [f"{name}[0:24]" for name in group["param_names"]]
+    with pytest.raises(InputError, match=r"has .*:24.* where this optimizer has"):
+        optimizer.load_state_dict(state)
 
 
 # --- The slices of a leaf: one, or those of all heads at once ---

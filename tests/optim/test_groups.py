@@ -8,7 +8,7 @@ from torch import nn, optim
 
 from fasterqk.errors import InputError
 from fasterqk.optim import Ramp, make_optimizer, param_groups
-from fasterqk.optim._outside import undecayed
+from fasterqk.optim.ratio import undecayed
 
 
 def test_base_first_names_and_rates(net, label):

@@ -350,7 +350,7 @@ def test_parameters_that_zero_has_taken_are_refused(net, label):
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_after_a_step_that_raised(layout, fused, monkeypatch):
-    """``zero_grad``, ``load_state_dict`` and the next step act as if it had not been called."""
+    """Groups, rates, ``zero_grad``, ``load_state_dict`` and the next step: as if it had not been called."""
     model, optimizer = fused(layout)
     saved, weights = copy.deepcopy(optimizer.state_dict()), model.qkv()
 
@@ -360,6 +360,12 @@ def test_after_a_step_that_raised(layout, fused, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(import_module("torch.optim.adam"), "adam", out_of_memory)
         optimizer.step()
+    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {id(parameter) for parameter in listed} == {id(parameter) for parameter in model.parameters()}
+    with pytest.raises(MemoryError):
+        optimizer.step(out_of_memory)
+    torch.nn.utils.clip_grad_norm_(listed, 1e-3)
+    assert all(parameter.grad.norm() <= 1e-3 for parameter in model.parameters())
     optimizer.zero_grad(set_to_none=True)
     assert all(parameter.grad is None for parameter in model.parameters())
     optimizer.load_state_dict(saved)
@@ -398,12 +404,19 @@ class _ScheduleFree(optim.SGD):
                 parameter.copy_(self.state[parameter]["z"])
 
 
+@pytest.mark.parametrize("others", [False, True])
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
-def test_eval_of_a_schedule_free_optimizer_reaches_fused_weights(layout, net, label):
+def test_eval_of_a_schedule_free_optimizer_reaches_fused_weights(layout, others, net, label):
+    """Also where it is one of two optimizers: the matrices have one of their own then."""
     trained = []
     for kind in (_ScheduleFree, optim.SGD):
         model = net(layout)
-        optimizer = make_optimizer(model, kind, lr=1e-2, qk_ratio=5, circuits=label(model))
+        kinds = (
+            {"optimizer_class": optim.SGD, "others": (kind, {"lr": 1e-2})}
+            if others
+            else {"optimizer_class": kind}
+        )
+        optimizer = make_optimizer(model, lr=1e-2, qk_ratio=5, circuits=label(model), **kinds)
         model.loss().backward()
         optimizer.step()
         if kind is _ScheduleFree:

@@ -65,8 +65,10 @@ DECIDES, *_ = SCORES
 FOREST = (DECIDES, "aopc_comprehensiveness", "null_aopc_comprehensiveness", "aopc_sufficiency_above_random")
 
 
-def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
+def faithfulness(data: str = "hatexplain", seeds: int = 5, remove: str = "delete") -> Comparison:
     """Both arms as in the paper's tables, with random rankings along training.
+
+    Tokens are deleted, or with ``remove="mask"`` replaced by padding.
 
     >>> faithfulness().arms["baseline"].evaluation.random_along
     True
@@ -76,8 +78,10 @@ def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
     else:
         table = table_sva("paper", "whole", seeds, lr=FOUND_RATES["whole"])
     base = table.arms[BASELINE].replace(random_along=True, evaluations=EVALUATIONS)
-    about = f"faithfulness-{data}", f"{table.title}: faithfulness against its own chance"
-    comparison = two_arms(*about, base, table.arms[FASTER].optimisation.qk_ratio, table.seeds)
+    name, title = f"faithfulness-{data}", f"{table.title}: faithfulness against its own chance"
+    if remove == "mask":
+        base, name, title = base.replace(protocol="masked"), f"{name}-masked", f"{title}, tokens masked"
+    comparison = two_arms(name, title, base, table.arms[FASTER].optimisation.qk_ratio, table.seeds)
     return replace(comparison, decides=(DECIDES,), scores=SCORES, derive=above_random, forest=FOREST)
 
 
@@ -85,6 +89,7 @@ EXPERIMENT = of_arms(
     "faithfulness",
     faithfulness,
     Option("data", str, "which data set", choices=DATA),
+    Option("remove", str, "how tokens are removed", choices=("delete", "mask")),
     examples=(
         "--data sva-whole --seeds 3 --json",
         "--cells lab/paper/cells/faithfulness-hatexplain.jsonl.xz",

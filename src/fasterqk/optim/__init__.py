@@ -1,9 +1,9 @@
 """A learning rate per circuit in any stock optimizer: ``make_optimizer``.
 
-The chapters, from an argument to a step: ``ratio`` the ratio of a slice; ``_groups`` arguments and parameter
-groups; ``_outside`` parameters outside attention; ``_fused`` a step of a fused weight; ``hooks`` everything
-else around a step; ``_optimizer`` ``make_optimizer``, also for two optimizers as one; ``_gradients`` scaling
-per circuit; ``_check`` ``describe`` and ``check_circuits``; ``_convert`` the state of another optimizer.
+The chapters, from an argument to a step: ``ratio`` the ratio of a slice, and roles outside attention;
+``_groups`` arguments and parameter groups; ``_fused`` a step of a fused weight; ``hooks`` everything else
+around a step; ``_optimizer`` ``make_optimizer``, also for two optimizers as one; ``_gradients`` scaling per
+circuit; ``_check`` ``describe`` and ``check_circuits``; ``_convert`` the state of another optimizer.
 """
 
 from fasterqk.optim._check import CircuitCheck as CircuitCheck

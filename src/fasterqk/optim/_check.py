@@ -21,9 +21,8 @@ from fasterqk.labels.find import Labels, find_circuits, stack_names
 from fasterqk.labels.slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
 from fasterqk.optim._fused import local_view, summed
 from fasterqk.optim._groups import ROLES, Group, Settings
-from fasterqk.optim._outside import with_outer_roles
 from fasterqk.optim.hooks import COPYING, StepHooks, hooks_of, unwrapped
-from fasterqk.optim.ratio import finite_number, is_sharded
+from fasterqk.optim.ratio import finite_number, is_sharded, with_outer_roles
 from fasterqk.trace.isolated import copied, isolated, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, stack_of, uncompiled
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from fasterqk.errors import InputError
 from fasterqk.optim._fused import PARTS
-from fasterqk.optim._outside import undecayed
 from fasterqk.optim.hooks import hooks_of, unwrapped
+from fasterqk.optim.ratio import undecayed
 from fasterqk.trace.modules import uncompiled
 
 

@@ -11,11 +11,11 @@ A step of a fused weight, called by the hooks in ``hooks``:
    If gradients are normalised per circuit, that happens next.
 2. The groups list leaves in place of fused weights. If a state was loaded or saved, which has one entry per
    parameter, each leaf gets its part of it (``FusedWeight.split``).
-3. ``FusedWeight.enter``: slices that are contiguous (rows) are views of the weight and of its gradient.
+3. ``FusedWeights.enter``: slices that are contiguous (rows) are views of the weight and of its gradient.
    Others (the columns of GPT-2's ``c_attn.weight``) are copied, because fused and foreign kernels treat every
    tensor as contiguous and would overwrite the neighbours of a slice.
 4. The optimizer steps on the leaves, each with the rate of its group.
-5. ``FusedWeight.leave`` writes copies back, and the groups list the weight itself again.
+5. ``FusedWeights.leave`` writes copies back, and the groups list the weight itself again.
 
 Of a weight that is sharded over processes (FSDP2, HSDP, tensor parallel), leaves are slices of the rows or
 columns that this process has. All processes have the same leaves, empty ones included, because all must have
@@ -58,10 +58,8 @@ class FusedWeight:
         # detach() shares the version counter, so autograd notices a step between a forward and its backward
         # pass, as it does with a stock optimizer.
         self.leaves = [nn.Parameter(view) for view in self._views_of(parameter)]
-        self._gradients: list[Tensor | None] = [None] * len(self.leaves)
-        self._copies: list[tuple[Tensor, Tensor]] = []  # of leaves that are not contiguous, with their views
-        self._inside = False  # between enter and leave
-        self._view_memory()
+        self._gradients: dict[Tensor, Tensor] = {}  # of leaves that are copies
+        self.view_memory()
 
     def _views_of(self, tensor: Any) -> Sequence[Tensor]:
         """The slice of each leaf in this process's memory of ``tensor``, sharded as the parameter is."""
@@ -69,67 +67,56 @@ class FusedWeight:
             if tensor.placements != self.parameter.placements:  # type: ignore[attr-defined]
                 tensor = tensor.redistribute(placements=self.parameter.placements)  # type: ignore[attr-defined]
             tensor = tensor.to_local()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if self._sizes is not None:
-            return tensor.detach().split_with_sizes(*self._sizes)
-        return [joint_view(parts, tensor.detach()) for parts in self._slices]
+            return tensor.split_with_sizes(*self._sizes)
+        return [joint_view(parts, tensor) for parts in self._slices]
 
-    def _view_memory(self) -> None:
+    def view_memory(self) -> None:
         """Let the leaves view the weight where it is now: an offload, DDP or Accelerate may have moved it."""
-        self._pointer = self._address()
-        self._views = self._views_of(self.parameter)
-        self._copies = []
-        for leaf, view in zip(self.leaves, self._views, strict=True):
+        self.views = self._views_of(self.parameter)
+        for leaf, view in zip(self.leaves, self.views, strict=True):
             leaf.data = view.contiguous()  # a copy where a view is not
-            if not view.is_contiguous():
-                self._copies.append((leaf.detach(), view))
-        self._pointers = [leaf.data_ptr() for leaf in self.leaves]
 
-    def _address(self) -> int:
+    def copies(self) -> list[tuple[Tensor, Tensor]]:
+        """The leaves that are copies, and their views of the weight."""
+        pairs = zip(self.leaves, self.views, strict=True)
+        return [(leaf.detach(), view) for leaf, view in pairs if not view.is_contiguous()]
+
+    def memory(self) -> Tensor:
+        """The part of the weight that this process has."""
         weight: Any = self.parameter
-        return weight.to_local().data_ptr() if self._sharded else weight.data_ptr()
+        local: Tensor = weight.to_local() if self._sharded else weight
+        return local
 
     def twin(self, parameter: nn.Parameter) -> "FusedWeight":
         """The same slices of a copy of the parameter."""
         return FusedWeight(self.name, parameter, self.slices)
 
-    def enter(self) -> None:
-        """Before a step: leaves hold the slices of the weight and of its gradient."""
-        if self._address() != self._pointer:
-            self._view_memory()
-        for memory, view in self._copies:
-            memory.copy_(view)
-        self._inside = True
+    def take_gradient(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Give the leaves their slices of the gradient; return the copies to be filled, with views."""
         gradient = self.parameter.grad
         if gradient is None:
-            return
-        if gradient.layout != torch.strided:
+            for leaf in self.leaves:
+                leaf.grad = None
+            return ()
+        if gradient.layout is not torch.strided:
             raise InputError(
                 f"{self.name} has a {gradient.layout} gradient, which cannot be sliced by circuit; "
                 "make its layer with sparse=False"
             )
-        for index, view in enumerate(self._views_of(gradient)):
-            self.leaves[index].grad = view if view.is_contiguous() else self._copied(index, view)
-
-    def _copied(self, index: int, view: Tensor) -> Tensor:
-        """The gradient of a leaf in contiguous memory, the same in every step."""
-        copy = self._gradients[index]
-        if copy is None or copy.dtype != view.dtype or copy.device != view.device:
-            copy = self._gradients[index] = torch.empty_like(view, memory_format=torch.contiguous_format)
-        return copy.copy_(view)
-
-    def leave(self) -> None:
-        """After a step: the weight holds the result, and the leaves have no gradients."""
-        if not self._inside:
-            return
-        self._inside = False
-        for leaf in self.leaves:
-            leaf.grad = None  # it would keep the memory of the gradient
-        if [leaf.data_ptr() for leaf in self.leaves] != self._pointers:  # by p.data = new
-            for leaf, view in zip(self.leaves, self._views, strict=True):
-                view.copy_(leaf.detach())
-            self._view_memory()
-        for memory, view in self._copies:
-            view.copy_(memory)
+        copies: list[tuple[Tensor, Tensor]] = []
+        for leaf, view in zip(self.leaves, self._views_of(gradient), strict=True):
+            if not view.is_contiguous():
+                copy = self._gradients.get(leaf)
+                if copy is None or copy.dtype != view.dtype or copy.device != view.device:
+                    copy = torch.empty_like(view, memory_format=torch.contiguous_format)
+                    self._gradients[leaf] = copy
+                copies.append((copy, view))
+                view = copy
+            leaf.grad = view
+        return copies
 
     # --- State ---
     # The optimizer keeps one state per leaf. A state dict has whole tensors, as that of a plain optimizer;
@@ -192,6 +179,54 @@ class FusedWeight:
                 "which cannot be saved sharded: use AdamW with the same options for all circuits"
             )
         return None
+
+
+class FusedWeights:
+    """All fused weights of an optimizer around a step, in as few calls as there can be."""
+
+    def __init__(self, weights: Sequence[FusedWeight]) -> None:
+        self._weights = weights
+        self.parameters = [weight.parameter for weight in weights]
+        self._list()
+
+    def _view_memory(self) -> None:
+        for weight in self._weights:
+            weight.view_memory()
+        self._list()
+
+    def _list(self) -> None:
+        self._memory = [weight.memory().data_ptr() for weight in self._weights]
+        self._leaves = [leaf for weight in self._weights for leaf in weight.leaves]
+        self._leaf_memory = [leaf.data_ptr() for leaf in self._leaves]
+        self._copies = [pair for weight in self._weights for pair in weight.copies()]
+
+    @torch.no_grad()
+    def enter(self) -> None:
+        """Before a step: leaves hold the slices of the weights and of their gradients."""
+        if [weight.memory().data_ptr() for weight in self._weights] != self._memory:
+            self._view_memory()
+        copies = list(self._copies)
+        for weight in self._weights:
+            copies += weight.take_gradient()
+        _copy(copies)
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """After a step: the weights hold the result, and the leaves have no gradients."""
+        for leaf in self._leaves:
+            leaf.grad = None  # it would keep the memory of the gradient
+        if list(map(Tensor.data_ptr, self._leaves)) != self._leaf_memory:  # by p.data = new
+            views = [view for weight in self._weights for view in weight.views]
+            _copy(list(zip(views, self._leaves, strict=True)))
+            self._view_memory()
+        else:
+            _copy([(view, copy) for copy, view in self._copies])
+
+
+def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy to the first of each pair from the second."""
+    if pairs:
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 # --- Weights that are sharded over processes ---

@@ -31,8 +31,16 @@ from fasterqk.labels.slices import (
     part_key,
     whole_slice,
 )
-from fasterqk.optim._outside import depths_of, undecayed, with_outer_roles
-from fasterqk.optim.ratio import Ratio, RatioLike, Ratios, finite_number, scaled
+from fasterqk.optim.ratio import (
+    Ratio,
+    RatioLike,
+    Ratios,
+    depths_of,
+    finite_number,
+    scaled,
+    undecayed,
+    with_outer_roles,
+)
 
 Rules = Mapping[str, Mapping[str, Any]]
 Only = Callable[[str, nn.Parameter], bool]
@@ -426,14 +434,6 @@ class Leaf:
     name: str
     settings: Settings
     slices: tuple[Slice, ...] = ()
-
-    @property
-    def shown(self) -> str:
-        """A name to read: ``weight``, ``weight[:, 0:64]``, or ``weight[0:64, 192:256]`` if slices repeat."""
-        if not self.slices:
-            return self.name
-        spans = ", ".join(f"{part.start}:{part.stop}" for part in self.slices)
-        return f"{self.name}[{':, ' * (self.slices[0].axis or 0)}{spans}]"
 
 
 @dataclass

@@ -36,9 +36,8 @@ from fasterqk.optim._groups import (
     make_groups,
     user_groups,
 )
-from fasterqk.optim._outside import output_head, tables
 from fasterqk.optim.hooks import StepHooks, replace_method, with_names
-from fasterqk.optim.ratio import PartnerNorm, Ramp, RatioLike
+from fasterqk.optim.ratio import PartnerNorm, Ramp, RatioLike, output_head, tables
 from fasterqk.trace.modules import stack_of, uncompiled
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -165,7 +164,11 @@ def make_optimizer(
         return grouped(replace(request, groups=user_groups(model, [group])), None, first)
 
     described, fused = grouped(request, only)
-    optimizer: Any = _optimizer_of(kinds, described, lr)
+    optimizers = []
+    for index, kind in enumerate(kinds):
+        its = [group for group in described if others is None or group.settings.user_group == index]
+        optimizers.append(_instance(*kind, [group.options(lr) for group in its], lr))
+    optimizer: Any = optimizers[0] if others is None else JointOptimizer(optimizers)
     for options, group in zip(optimizer.param_groups, described, strict=True):
         if {id(leaf) for leaf in options["params"]} != {id(leaf.tensor) for leaf in group.leaves}:
             raise InputError(f"{type(optimizer).__name__} has exchanged the parameters of {group.name!r}")
@@ -192,20 +195,6 @@ def make_optimizer(
         first_pass=first_pass,
     ).attach(optimizer)
     return optimizer
-
-
-def _optimizer_of(kinds: Sequence[Kind], groups: Sequence[Group], lr: Any) -> torch.optim.Optimizer:
-    """The optimizer of these groups, or two in one."""
-    if len(kinds) == 1:
-        return _instance(*kinds[0], [group.options(lr) for group in groups], lr)
-    return JointOptimizer(
-        [
-            _instance(
-                *kind, [group.options(lr) for group in groups if group.settings.user_group == index], lr
-            )
-            for index, kind in enumerate(kinds)
-        ]
-    )
 
 
 def _instance(optimizer_class: Any, kwargs: dict[str, Any], groups: list[dict[str, Any]], lr: Any) -> Any:
@@ -405,10 +394,6 @@ def _ratio_from_plain(value: Any) -> Any:
 # Optimizers that estimate the size of their steps themselves: from the second step on they have one rate for
 # all groups, or none (Rprop: a size per entry that begins at the rate).
 _OWN_STEPS = re.compile(r"^(Prodigy|DAdapt|Rprop|A?d?a?Lomo|Cocob|ALIG|Mechanic|DoWG)", re.IGNORECASE)
-DEEPSPEED = (
-    "train with DDP, Accelerate or FSDP2, or, where queries, keys and values are separate weights, give "
-    "DeepSpeed (ZeRO-1 or 2) an optimizer of fasterqk.param_groups(model, ...)"
-)
 
 
 def _check_class(optimizer_class: Any) -> None:
@@ -440,7 +425,8 @@ def _check_engine(model: nn.Module) -> None:
     if engine or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise InputError(
             f"{type(model).__name__} is a DeepSpeed model, whose parameters are flattened, so circuits "
-            f"cannot be separated; {DEEPSPEED}"
+            "cannot be separated; train with DDP, Accelerate or FSDP2, or, where queries, keys and values "
+            "are separate weights, give DeepSpeed (ZeRO-1 or 2) fasterqk.param_groups(model, ...)"
         )
 
 
@@ -534,6 +520,15 @@ class JointOptimizer(torch.optim.Optimizer):
         for optimizer in self.optimizers:
             optimizer.step()
         return loss
+
+    def train(self, mode: str = "train") -> None:
+        """Switch those that have a mode (schedule-free ones) to training."""
+        for optimizer in self.optimizers:
+            getattr(optimizer, mode, lambda: None)()
+
+    def eval(self) -> None:
+        """Switch them to evaluation."""
+        self.train("eval")
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Load a state that ``state_dict()`` returned."""

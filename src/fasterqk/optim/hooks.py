@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from operator import attrgetter, is_not
+from types import MethodType
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +21,7 @@ from torch.jit import ScriptModule
 
 from fasterqk.errors import InputError
 from fasterqk.labels.first_pass import FirstPass
-from fasterqk.optim._fused import PARTS, FusedWeight
+from fasterqk.optim._fused import PARTS, FusedWeight, FusedWeights
 from fasterqk.optim._groups import Group, Settings, plain_parameters
 from fasterqk.optim.ratio import PartnerRatio, finite_number, is_sharded, partner_norms
 
@@ -66,8 +67,10 @@ class StepHooks:
     _inside: bool = field(default=False, init=False)  # between the hooks before and after a step
     _on_leaves: bool = field(default=False, init=False)  # the groups list leaves
     _parameters: list[list[nn.Parameter]] = field(default_factory=list, init=False)
-    _kinds: list[tuple[list[torch.dtype], list[torch.device]]] = field(default_factory=list, init=False)
-    _owners: list[tuple[nn.Module, str, nn.Parameter]] = field(default_factory=list, init=False)
+    _kinds: list[list[Any]] = field(default_factory=list, init=False)
+    # Parameters of modules, names and parameters: three columns, which are compared in C.
+    _owners: list[tuple[Any, ...]] = field(default_factory=list, init=False)
+    _together: FusedWeights = field(default_factory=lambda: FusedWeights([]), init=False)
     _last: Any = field(default=None, init=False)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -81,7 +84,7 @@ class StepHooks:
         # Torch has no hooks for these; schedulers replace `step` on the object in the same way.
         replace_method(optimizer, "register_step_pre_hook", self._register_step_pre_hook)
         replace_method(optimizer, "add_param_group", self._add_param_group)
-        replace_method(optimizer, "zero_grad", self._zero_grad)
+        replace_method(optimizer, "step", self._step)
         for name in ("train", "eval"):  # of schedule-free optimizers, which read the state between steps
             if hasattr(type(optimizer), name):
                 replace_method(optimizer, name, partial(self._on_whole_state, name))
@@ -91,18 +94,18 @@ class StepHooks:
     def _start(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the groups as they are; ratios that change keep something in them, and so in the state."""
         self._list_whole(optimizer)
+        self._together = FusedWeights(self.fused)
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         self._kinds = [_kinds(parameters) for parameters in self._parameters]
-        self._owners = []
-        if (model := self.model()) is not None:
-            trained = self.trained(optimizer)
-            self._owners = [
-                (module, attribute, parameter)
-                for module in model.modules()
-                if not isinstance(module, ScriptModule)
-                for attribute, parameter in module._parameters.items()
-                if parameter is not None and id(parameter) in trained
-            ]
+        trained, model = self.trained(optimizer), self.model()
+        owners = [
+            (module._parameters, attribute, parameter)
+            for module in (() if model is None else model.modules())
+            if not isinstance(module, ScriptModule)
+            for attribute, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in trained
+        ]
+        self._owners = list(zip(*owners, strict=True))
         norms = self._partner_norms()
         for options, group in zip(optimizer.param_groups, self.groups, strict=False):
             if group.changing:
@@ -157,20 +160,17 @@ class StepHooks:
         for index, (options, others) in enumerate(zip(optimizer.param_groups, self.leaves, strict=False)):
             self.leaves[index], options["params"] = options["params"], others
 
-    @torch.no_grad()
     def _enter(self, optimizer: torch.optim.Optimizer) -> None:
+        if not optimizer.state.keys().isdisjoint(self._together.parameters):
+            for weight in self.fused:
+                weight.split(optimizer.state)
+        self._together.enter()
         self._exchange(optimizer)
-        for weight in self.fused:
-            weight.split(optimizer.state)
-            weight.enter()
 
-    @torch.no_grad()
     def _leave(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._on_leaves:
-            return
-        self._exchange(optimizer)
-        for weight in self.fused:
-            weight.leave()
+        if self._on_leaves:
+            self._exchange(optimizer)
+            self._together.leave()
 
     # --- Methods of the optimizer that are replaced ---
 
@@ -185,9 +185,11 @@ class StepHooks:
             self._last.remove()
         self._last = type(optimizer).register_step_pre_hook(optimizer, _uncompiled(self._take))
 
-    def _zero_grad(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        self.settle(optimizer)  # after a step that raised, the groups still list leaves
-        type(optimizer).zero_grad(optimizer, *args, **kwargs)
+    def _step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return type(optimizer).step(optimizer, *args, **kwargs)
+        finally:
+            self.settle(optimizer)
 
     def _on_whole_state(self, name: str, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         self.join(optimizer)
@@ -195,7 +197,6 @@ class StepHooks:
 
     def _add_param_group(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         """Add a group: parameters of the model are split by circuit, others are taken as they are."""
-        self.settle(optimizer)
         names = {id(parameter): name for name, parameter in self._model().named_parameters()}
         if "params" not in group:
             raise InputError(f"the group {group!r} has no 'params', the parameters to add")
@@ -288,21 +289,25 @@ class StepHooks:
     def _check_owners(self) -> None:
         """A parameter may have moved to another module (a parametrization); it must not be gone."""
         model = self.model()
-        for module, attribute, parameter in self._owners:
-            current = module._parameters.get(attribute)
-            if current is parameter or model is None:
+        if model is None or not self._owners:
+            return
+        of_modules, attributes, parameters = self._owners
+        if not any(map(is_not, map(dict.get, of_modules, attributes), parameters)):
+            return
+        left = {id(parameter) for parameter in model.parameters()}
+        for of_module, attribute, parameter in zip(*self._owners, strict=True):
+            if id(parameter) in left:
                 continue
-            if all(parameter is not other for other in model.parameters()):
-                if is_sharded(current) and not is_sharded(parameter):
-                    raise InputError(
-                        f"a parameter called {attribute!r} was replaced after the optimizer was made: the "
-                        f"model was sharded (by fully_shard, or Accelerate's FSDP2); {SHARD_FIRST}"
-                    )
+            if is_sharded(of_module.get(attribute)) and not is_sharded(parameter):
                 raise InputError(
-                    f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
-                    "load_state_dict(assign=True) or sharding) and would no longer be trained: "
-                    "make the optimizer after the model has its final parameters"
+                    f"a parameter called {attribute!r} was replaced after the optimizer was made: the "
+                    f"model was sharded (by fully_shard, or Accelerate's FSDP2); {SHARD_FIRST}"
                 )
+            raise InputError(
+                f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
+                "load_state_dict(assign=True) or sharding) and would no longer be trained: "
+                "make the optimizer after the model has its final parameters"
+            )
 
     def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Libraries that flatten parameters (DeepSpeed) replace those of the groups."""
@@ -317,7 +322,7 @@ class StepHooks:
                     f"DDP, or {SHARD_FIRST}"
                 )
             if _kinds(known) != kinds:  # the states have the dtype and device of before
-                changed = map(is_not, map(attrgetter("dtype"), known), kinds[0])
+                changed = map(is_not, map(attrgetter("dtype"), known), kinds)
                 changes = zip(options.get("param_names", ()), changed, strict=False)
                 name = next((name for name, other in changes if other), "a parameter")
                 raise InputError(
@@ -391,10 +396,8 @@ class StepHooks:
 
     # --- State dicts ---
 
-    def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A saved state must belong to the same parameters, and hold the step of a changing ratio."""
-        self.settle(optimizer)
-        state = self._from_leaves(optimizer, state)
         saved = state.get("param_groups", ())
         for options, group, other in zip(optimizer.param_groups, self.groups, saved, strict=False):
             names = options.get("param_names", ())
@@ -423,10 +426,7 @@ class StepHooks:
                 "it was saved by another optimizer, or for a model with other trainable parameters" + _CONVERT
             )
         self._check_parts(optimizer, state)
-        self._kinds = [
-            _kinds(parameters) for parameters in self._parameters
-        ]  # torch casts the state to these
-        return state
+        self._kinds = [_kinds(parameters) for parameters in self._parameters]  # torch casts the state so
 
     def _check_parts(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A state that could not be joined belongs to the same leaves, and any other can be split."""
@@ -445,46 +445,17 @@ class StepHooks:
                         "load it into one that splits it in the same way"
                     )
 
-    def _from_leaves(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """A state of fasterqk 0.1, which has one entry per leaf, with one per parameter."""
-        saved = state.get("param_groups", ())
-        shown = {id(leaf.tensor): leaf.shown for group in self.groups for leaf in group.leaves}
-        names = [[shown.get(id(leaf)) for leaf in leaves] for leaves in self.leaves]
-        if not self.fused or [other.get("param_names") for other in saved] != names:
-            return state
-        keys = [key for other in saved for key in other["params"]]
-        leaves = [leaf for leaves in self.leaves for leaf in leaves]
-        entries = {
-            leaf: dict(state["state"][key])
-            for key, leaf in zip(keys, leaves, strict=True)
-            if key in state["state"]
-        }
-        for weight in self.fused:
-            weight.join(entries)
-        listed = [parameter for options in optimizer.param_groups for parameter in options["params"]]
-        numbers = {id(parameter): number for number, parameter in enumerate(listed)}
-        groups = [
-            {
-                **other,
-                "params": [numbers[id(parameter)] for parameter in options["params"]],
-                "param_names": options["param_names"],
-            }
-            for options, other in zip(optimizer.param_groups, saved, strict=True)
-        ]
-        states = {numbers[id(parameter)]: entry for parameter, entry in entries.items()}
-        return {**state, "state": states, "param_groups": groups}
-
     def join(self, optimizer: torch.optim.Optimizer) -> None:
         """Give ``optimizer.state`` the form of a plain optimizer's, to save or to copy it."""
-        self.settle(optimizer)
         for weight in self.fused:
             if any(leaf in optimizer.state for leaf in weight.leaves):
                 weight.split(optimizer.state)  # what someone else has written for the parameter
                 weight.join(optimizer.state)
 
 
-def _kinds(parameters: Sequence[nn.Parameter]) -> tuple[list[torch.dtype], list[torch.device]]:
-    return list(map(attrgetter("dtype"), parameters)), list(map(attrgetter("device"), parameters))
+def _kinds(parameters: Sequence[nn.Parameter]) -> list[Any]:
+    """The dtype of each parameter, and the device of the first: a look at each would cost as much again."""
+    return [*map(attrgetter("dtype"), parameters), *map(attrgetter("device"), parameters[:1])]
 
 
 def _forbid_copies(optimizer: torch.optim.Optimizer) -> None:
@@ -513,11 +484,14 @@ def replace_method(optimizer: torch.optim.Optimizer, name: str, method: Callable
     """Let ``optimizer.name(...)`` call ``method(optimizer, ...)``, without keeping the optimizer alive."""
     reference = weakref.ref(optimizer)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return method(reference(), *args, **kwargs)
+    @wraps(getattr(type(optimizer), name))
+    def call(_: Any, *args: Any, **kwargs: Any) -> Any:
+        if (this := reference()) is None:
+            raise InputError(f"this optimizer is gone: keep it in a variable before {name}() is called")
+        return method(this, *args, **kwargs)
 
-    # The signature stays: Accelerate asks that of zero_grad for set_to_none.
-    setattr(optimizer, name, wraps(getattr(type(optimizer), name))(call))
+    # A bound method, as schedulers expect it of `step`.
+    setattr(optimizer, name, MethodType(call, weakref.proxy(optimizer)))
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
