@@ -332,9 +332,9 @@ def test_nothing_removed_and_chosen_scores(small_model, some_instances):
         "token_iou",
         "iou_f1",
     }
-    # The self-check predicts two texts twice, and once more to see what mixes tokens; each text runs once,
-    # for its attention and its answer.
-    assert [len(batch) for batch in asked] == [2, 2, 2]
+    # The self-check predicts the seven texts twice, one by one, and once more to see what mixes tokens; then
+    # each text runs once, for its attention and its answer.
+    assert [len(batch) for batch in asked] == [7, 7, *[1] * 7, 7]
 
 
 def test_plausibility_of_a_sample(small_model, some_instances):

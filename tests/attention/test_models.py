@@ -593,3 +593,35 @@ def test_an_encoder_that_packs_its_texts_without_padding_is_measured():
 def test_as_many_names_as_logits():
     with pytest.raises(InputError, match="3 class names for 2 logits"):
         measure(TorchClassifier(Encoder(), classes=("a", "b", "c")), instances())
+
+
+class InATuple(Encoder):
+    def forward(self, *inputs):
+        return (super().forward(*inputs)[None],)
+
+
+def test_where_the_logits_are_has_to_be_said():
+    with pytest.raises(InputError, match=r"the model returns a tuple; say where its logits are"):
+        measure(TorchClassifier(InATuple(), classes=("a", "b")), instances())
+    wrapped = TorchClassifier(InATuple(), classes=("a", "b"), logits=lambda outputs: outputs[0])
+    with pytest.raises(InputError, match=r"the logits have shape \(1, .*, 2\); logits=... must give \(batch"):
+        measure(wrapped, instances())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda: {"passes": Passes(batch_size=0)}, "batch_size is 0; give a whole number from 1 on"),
+        (lambda: {"passes": Passes(only=["mrtaa"])}, "no score is called 'mrtaa'"),
+        (lambda: {"nulls": 5}, r"nulls is 5; give fasterqk.attention.Nulls\(...\)"),
+    ],
+)
+def test_wrong_options_are_one_line(options, message):
+    with pytest.raises(InputError, match=message):
+        measure(TorchClassifier(Encoder(), classes=("a", "b")), instances(), **options())
+
+
+def test_scores_without_mass_have_a_summary():
+    wrapped = TorchClassifier(Encoder(), classes=("a", "b"))
+    summary = measure(wrapped, instances(), passes=Passes(only=["entropy"])).summary()
+    assert summary["mrta"] is None and summary["entropy"] > 0

@@ -96,7 +96,7 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def plain(self, batch: Batch) -> NDArray[np.float64]:
         """Probabilities of the model as it is, one text at a time and without padding."""
-        singles = [inputs_of(self.model, single, single.tokens) for single in _one_by_one(batch)]
+        singles = [inputs_of(self.model, single, single.tokens) for single in batch.singles]
         with torch.no_grad(), evaluating(self):
             return self._probabilities(torch.cat([self.model(**inputs).logits for inputs in singles]))
 
@@ -113,7 +113,7 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def _logits(self, batch: Batch) -> Tensor:
         if self._marker(batch) is None:
-            return torch.cat([self._logits(single) for single in _one_by_one(batch)])
+            return torch.cat([self._logits(single) for single in batch.singles])
         with self._padding(batch):
             return super()._logits(batch)
 
@@ -192,11 +192,6 @@ class HuggingFaceClassifier(TorchClassifier):
         return position
 
 
-def _one_by_one(batch: Batch) -> list[Batch]:
-    """One batch per instance, without padding."""
-    return [batch.rows(slice(number, number + 1)) for number in range(len(batch))]
-
-
 def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:
     """``input_ids``, ``attention_mask`` and, for pairs of texts, ``token_type_ids``."""
     mask = batch.visible.astype(np.int64)
@@ -250,7 +245,7 @@ class HuggingFaceCausal:
 
     def plain(self, batch: Batch) -> NDArray[np.float64]:
         """Outcomes of the model as it is, one text at a time and without padding."""
-        return np.concatenate([self.predict(single) for single in _one_by_one(batch)])
+        return np.concatenate([self.predict(single) for single in batch.singles])
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():

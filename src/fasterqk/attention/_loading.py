@@ -326,8 +326,11 @@ def _opened(kind: Any, path: Path, **options: Any) -> Any:
 
 # --- The self-check: do the passes of a model agree, and is attention all that mixes its tokens? ---
 # Wrong scores rarely come from arithmetic. They come from which position is read, which kernel answers, and
-# which layers are seen. Every measurement therefore begins with a few passes over its shortest and its
-# longest text. What cannot be right is an error; what a reader has to know becomes a note in the header.
+# which layers are seen. Every measurement therefore begins with a few passes over some of its texts. What
+# cannot be right is an error; what a reader has to know becomes a note in the header.
+
+# The most texts that are compared, and the most tokens if they are long (two texts are always compared).
+_CHECKED, _CHECKED_TOKENS = 8, 2048
 
 # The largest difference of probabilities that rounding explains: in single, and in half precision.
 _ROUNDING, _HALF_ROUNDING = 1e-4, 0.1
@@ -336,13 +339,13 @@ _SHOWN = 3
 
 
 def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[str], bool]:
-    """Compare the passes of ``model`` on its shortest and longest text.
+    """Compare the passes of ``model`` on a few texts, the shortest and the longest among them.
 
     Models without a method ``check``, which implement the protocol themselves, are taken as they are.
 
     Returns:
         Notes for the reader, and whether texts can share a batch. They cannot if padding changes the answer,
-        as with ConvBERT, whose convolutions reach into it.
+        as with ConvBERT, whose convolutions reach into it, or if the texts of a batch change each other's.
 
     Raises:
         InputError: Two predictions of the same texts differ, or the model run by itself predicts something
@@ -351,7 +354,9 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
     if not hasattr(model, "check"):
         return [], True
     by_length = sorted(instances, key=lambda instance: len(instance.tokens))
-    batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]])
+    count = max(2, min(_CHECKED, len(instances), _CHECKED_TOKENS // len(by_length[-1].tokens)))
+    places = np.linspace(0, len(instances) - 1, count).astype(int)
+    batch = collate([by_length[place] for place in sorted(set(places.tolist()))])
     module = getattr(model, "model", None)
     half = isinstance(module, nn.Module) and any(weight.dtype in HALF for weight in module.parameters())
     rounding = _HALF_ROUNDING if half else _ROUNDING
@@ -366,8 +371,11 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
         plain = model.plain(batch)
         batched = _largest(predicted, plain) <= rounding
         if not batched:
-            notes.append("padding changes what the model predicts: every text is run by itself")
-            shortest, plain = batch.rows(slice(0, 1)), plain[:1]
+            notes.append(
+                "padding, or what else is in a batch, changes what the model predicts: every text is run by"
+                " itself"
+            )
+            shortest, plain = batch.singles[0], plain[:1]
             predicted, reading = model.predict(shortest), model.read(shortest, read_only=True)
         if (change := _largest(predicted, plain)) > rounding:
             raise InputError(f"the model by itself predicts other probabilities, by up to {change:.2g}")

@@ -38,6 +38,7 @@ from fasterqk.attention.faithfulness import (
 from fasterqk.attention.instances import Example, Instance, collate, unpad_rows
 from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
 from fasterqk.attention.models import WEIGHTS_IN_MEMORY, Measurable, evaluating
+from fasterqk.attention.scores import ScoreName
 from fasterqk.attention.statistics import MOST_DRAWS
 from fasterqk.errors import InputError
 
@@ -107,6 +108,12 @@ class Passes:
     by_layer: bool = False
     progress: Callable[[float, float], None] | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size!r}; give a whole number from 1 on")
+        for name in self.only or ():
+            ScoreName.parse(name)  # raises for an unknown name
+
 
 def measure(
     model: Measurable | Loaded | nn.Module | str | PathLike[str],
@@ -167,6 +174,10 @@ def measure(
     >>> summary.n, 0 < summary["mrta"] < 1
     (2, True)
     """
+    for option, kind in ((nulls, Nulls), (passes, Passes)):
+        if not isinstance(option, kind):
+            name = kind.__name__
+            raise InputError(f"{name.lower()} is {option!r}; give fasterqk.attention.{name}(...)")
     opened_model, instances, tokenizer = opened(model, examples, tokenizer)
     listed = [removal] if isinstance(removal, str | Removal) else removal
     removals = [Removal.of(how, tokenizer) for how in listed]

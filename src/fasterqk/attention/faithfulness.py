@@ -51,6 +51,9 @@ class Removal:
         for name, value, known in (("removal", self.how, How), ("rounding", self.rounding, Rounding)):
             if value not in get_args(known):
                 raise InputError(f"unknown {name} {value!r}; choose from {', '.join(get_args(known))}")
+        for k in self.percents:
+            if type(k) is not int or not 1 <= k <= 100 or self.percents.count(k) > 1:
+                raise InputError(f"k is {k!r}; give whole percentages from 1 to 100, each once")
         if self.how == "mask" and self.mask_token is None:
             raise InputError("removal by mask token needs one; give mask_token, or remove by deletion")
         if self.how != "mask" and self.mask_token is not None:
@@ -95,8 +98,6 @@ def top_percent(
 
     With ``rounding="down"`` that may be no token at all.
     """
-    if type(percent) is not int or not 1 <= percent <= 100:
-        raise InputError(f"k is {percent!r}; give a whole percentage from 1 to 100")
     total = rankable.sum(1)
     return most_important(
         importance, rankable, percent * total // 100 if rounding == "down" else -(-percent * total // 100)

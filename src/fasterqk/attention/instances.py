@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fasterqk.errors import InputError
-from fasterqk.files import read_json_lines
+from fasterqk.files import plain, read_json_lines
 
 # Scripts without blanks between words, by the names of their characters in Unicode.
 _WITHOUT_BLANKS = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "FULLWIDTH", "THAI", "LAO", "KHMER")
@@ -23,7 +23,7 @@ RATIONALE_FROM = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """One input of a model; every array has one entry per token.
+    """One input of a model; every array (or list) has one entry per token.
 
     Arguments:
         tokens: Token ids.
@@ -44,7 +44,7 @@ class Instance:
         followed: The class whose probability is followed when tokens are removed; None for the predicted one.
 
     Raises:
-        InputError: There are no tokens, or the arrays differ in length.
+        InputError: There are no tokens, the arrays differ in length, or a value is impossible.
     """
 
     tokens: NDArray[np.int64]
@@ -66,12 +66,24 @@ class Instance:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise InputError(f"instance {self.id!r} has no tokens")
-        for name in ("rankable", "relevance"):
-            count = len(getattr(self, name))
-            if count != len(self.tokens):
+        for name, kind in (("tokens", np.int64), ("rankable", bool), ("relevance", float)):
+            values = np.asarray(getattr(self, name))
+            if len(values) != len(self.tokens) or values.ndim != 1:
+                entries = f"{len(values)} entries" if values.ndim == 1 else f"shape {values.shape}"
                 raise InputError(
-                    f"{name} of instance {self.id!r} has {count} entries for {len(self.tokens)} tokens"
+                    f"{name} of instance {self.id!r} has {entries} for {len(self.tokens)} tokens"
                 )
+            object.__setattr__(self, name, values.astype(kind, copy=False))
+        if not ((self.relevance >= 0) & (self.relevance <= 1)).all():
+            raise InputError(f"the relevance of instance {self.id!r} is not in 0..1")
+        if self.pieces and len(self.pieces) != len(self.tokens):
+            raise InputError(
+                f"instance {self.id!r} has {len(self.pieces)} pieces for {len(self.tokens)} tokens"
+            )
+        if not isinstance(self.label, int | np.integer | None):
+            raise InputError(
+                f"the label of instance {self.id!r} is {self.label!r}; give the number of a class"
+            )
 
     @property
     def relevant(self) -> bool:
@@ -134,10 +146,14 @@ class Batch:
         likeliest = outcomes.argmax(1)
         return likeliest if self.followed is None else np.where(self.followed < 0, likeliest, self.followed)
 
-    def rows(self, chosen: slice) -> "Batch":
-        """The ``chosen`` instances, without padding that none of them needs."""
-        arrays = {name: value[chosen] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return Batch(**arrays).keep(self.real[chosen])
+    @property
+    def singles(self) -> list["Batch"]:
+        """One batch per instance, without padding."""
+        arrays = {name: value for name, value in vars(self).items() if value is not None}
+        rows = (slice(number, number + 1) for number in range(len(self)))
+        return [
+            Batch(**{name: value[row] for name, value in arrays.items()}).keep(self.real[row]) for row in rows
+        ]
 
     def keep(self, kept: NDArray[np.bool_]) -> "Batch":
         """The batch with the ``kept`` tokens only, in order, gaps closed and padding trimmed."""
@@ -264,8 +280,18 @@ def read_rows(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
     'the cat sat'
     """
     return _unique(
-        example for number, row in enumerate(rows, 1) for example in _read_line(row, f"row {number}", number)
+        example
+        for number, row in enumerate(rows, 1)
+        for example in _read_line(_plain_row(row, number), f"row {number}", number)
     )
+
+
+def _plain_row(row: Mapping[str, Any], number: int) -> Any:
+    """A row as a line of JSON has it: lists and plain numbers instead of tuples and arrays."""
+    try:
+        return plain(row)
+    except TypeError as error:
+        raise InputError(f"row {number}: {error}") from None
 
 
 def _unique(examples: Iterable[Example]) -> list[Example]:

@@ -192,7 +192,7 @@ class Measurement(Rowwise):
         thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
 
         def mass_scores(rows: Rowwise) -> dict[str, Any]:
-            if not self.relevant.any():
+            if not self.relevant.any() or "mass" not in rows.columns:
                 undefined = dict.fromkeys(("mrta", "ac", "acmc"))
                 return {**undefined, "dtap": None, "dtap_edges": None, "null": undefined}
             probability = self.columns["probability"][self.relevant]

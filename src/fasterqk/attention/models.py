@@ -215,6 +215,10 @@ class TorchClassifier:
 
     def _probabilities(self, logits: Tensor) -> NDArray[np.float64]:
         logits = logits.detach().cpu().double()
+        if logits.dim() != 2:
+            raise InputError(
+                f"the logits have shape {tuple(logits.shape)}; logits=... must give (batch, class)"
+            )
         if logits.shape[-1] != len(self.classes):
             raise InputError(
                 f"{len(self.classes)} class names for {logits.shape[-1]} logits: classes={self.classes!r}"
@@ -224,6 +228,10 @@ class TorchClassifier:
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
             return self._probabilities(self._logits(batch))
+
+    def plain(self, batch: Batch) -> NDArray[np.float64]:
+        """Probabilities of one text at a time, without padding."""
+        return np.concatenate([self.predict(single) for single in batch.singles])
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         return self._gradient(batch, batch.follow(self.predict(batch)))[0]
@@ -420,4 +428,10 @@ def as_array(values: Tensor) -> NDArray[np.float64]:
 
 
 def _as_they_are(outputs: Any) -> Tensor:
-    return outputs if isinstance(outputs, Tensor) else outputs.logits
+    logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    if logits is None:
+        raise InputError(
+            f"the model returns a {type(outputs).__name__}; say where its logits are, such as"
+            " TorchClassifier(..., logits=lambda outputs: outputs[0])"
+        )
+    return logits

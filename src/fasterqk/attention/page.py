@@ -36,13 +36,14 @@ _NULLS = {
     "sharp null": "the same score if all attention is on one random token",
     "permuted null": "the same score if the model's own weights are dealt out anew to the tokens",
     "wins": "the share of random rankings that the ranking beats, text by text; ties count half",
-    "95% from, to": "bootstrap interval over the instances; each holds for its own score",
+    "95% from, to": "bootstrap interval over the instances; each holds for its own score, without correction"
+    " for the number of scores",
     "n": "the instances that define the score",
 }
 _INTRODUCTION = (
     "Does the model look at the tokens that matter, is that why it predicts what it predicts, and would "
     "people have pointed at the same tokens? Every score stands beside its null, what a blind ranking or "
-    "uniform attention gets."
+    "uniform attention gets. Intervals are of single scores, not corrected for their number."
 )
 
 

@@ -304,13 +304,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.rationale_k is None:
         arguments.rationale_k = _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
     for how in arguments.remove:
-        Removal(how, 0 if how == "mask" else None)  # raises before anything is read
-    percents, _ = arguments.rationale_k
-    for percent in percents:
-        if percent > 100:
-            raise InputError(f"--k or --rationale-k {percent} is above 100 percent")
-    if len(set(percents)) < len(percents):
-        raise InputError(f"--k or --rationale-k {','.join(map(str, percents))} names a percentage twice")
+        Removal(how, 0 if how == "mask" else None, *arguments.rationale_k)  # raises before anything is read
     if arguments.seed < 0:
         raise InputError(f"--seed {arguments.seed} is negative")
     for option, value, most in (
@@ -348,7 +342,8 @@ def _save(
 
 def _print(measurement: Any, tables: dict[str, Any], of: str) -> None:
     note = (
-        "low, high: 95% bootstrap interval of each score alone; null: uniform attention, or a random ranking"
+        "low, high: 95% bootstrap interval of each score alone, not corrected for their number; null: uniform"
+        " attention, or a random ranking"
     )
     if any("sharp" in row for row in tables["scores"]):
         note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
