@@ -509,7 +509,10 @@ def test_damaged_folders_are_one_line(saved, tmp_path):
         load_model(folder)
     assert "\n" not in str(raised.value)
     (folder / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"is not a model configuration: .* is not JSON"):
+    with pytest.raises(InputError, match=r"cannot open AutoConfig from .* is not a valid JSON file"):
+        load_model(folder)
+    (folder / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 1000000000}')
+    with pytest.raises(InputError, match="has num_hidden_layers 1000000000; at most 2000 can be built"):
         load_model(folder)
 
 

@@ -249,7 +249,7 @@ def test_files_on_request(command, tmp_path):
     # What ERASER's metrics.py asks for unless it is told otherwise.
     assert [own["threshold"] for own in predictions[0]["thresholded_scores"]] == [0.01, 0.05, 0.1, 0.2, 0.5]
     assert (tmp_path / "e" / "mine.data" / "docs.jsonl").is_file()
-    names = ("scores", "removals", "groups", "spread", "heads", "dtap", "instances")
+    names = ("scores", "removals", "groups", "heads", "dtap", "instances")
     assert {path.name for path in (out / "tables").iterdir()} == {f"measure-{name}.csv" for name in names}
     assert (out / "tables" / "measure-instances.csv").read_text().count("\n") == 1 + len(CLASSIFIED)
 

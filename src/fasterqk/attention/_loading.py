@@ -30,11 +30,11 @@ from fasterqk.attention.instances import (
 from fasterqk.attention.models import Measurable
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json
-from fasterqk.labels import read_model_config
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
 # Tokenizers without a limit report 1e30, too large for their own integer arguments.
 _NO_LIMIT = 2**30
+_MOST_LAYERS = 2000
 
 
 class Loaded(NamedTuple):
@@ -152,8 +152,10 @@ def load_model(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     base = _base_of(path) if adapter else path
-    read_model_config(base / "config.json")
     config = _opened(transformers.AutoConfig, base)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise InputError(f"{str(base)!r} has num_hidden_layers {layers}; at most {_MOST_LAYERS} can be built")
     causal = _is_causal(path, config, adapter)
     tokenizer = _tokenizer(path if _has_tokenizer(path) else base)
     model = _adapted(path, base, config, causal) if adapter else _saved(path, config, causal)

@@ -200,10 +200,7 @@ class Perturbed(NamedTuple):
 
 
 def perturb(
-    batch: Batch,
-    importance: NDArray[np.float64],
-    removal: Removal,
-    sees: NDArray[np.bool_] | None = None,
+    batch: Batch, importance: NDArray[np.float64], removal: Removal, sees: NDArray[np.bool_] | None = None
 ) -> Perturbed:
     """The variants to predict for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``.
 

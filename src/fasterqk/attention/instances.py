@@ -429,11 +429,7 @@ def _character_spans(value: Any, text: str, where: str) -> tuple[tuple[int, int,
 
 
 def encode_for_classifier(
-    examples: Sequence[Example],
-    tokenizer: Any,
-    classes: Sequence[str],
-    limit: int,
-    multi_label: bool = False,
+    examples: Sequence[Example], tokenizer: Any, classes: Sequence[str], limit: int, multi_label: bool = False
 ) -> list[Instance]:
     """Encode examples as instances with labels.
 

@@ -348,9 +348,7 @@ def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool 
     return Answer(probability, right, outcomes)
 
 
-def integrated(
-    gradient: Callable[[float], tuple[NDArray[np.float64], NDArray[np.float64]]],
-) -> Integrated:
+def integrated(gradient: Callable[[float], tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Integrated:
     """The mean over shares 0..1 of the first part of ``gradient(share)``, by Gauss-Legendre quadrature.
 
     The second part, the score ``(batch,)`` at that share, says what the importances should sum to.

@@ -1,7 +1,6 @@
 """A measurement as HTML, for notebooks and for the page of ``fasterqk measure``, and the files beside it.
 
-It shows scores beside their nulls, their spread over the instances, and single instances with tokens shaded
-by every importance, side by side. Everything from the data is escaped. The surrounding page may set the
+It shows scores beside their nulls, and single instances with tokens shaded by every importance, side by side. Everything from the data is escaped. The surrounding page may set the
 colours (``--shade``, ``--against``), so that they fit light and dark themes.
 """
 
@@ -83,7 +82,7 @@ def save_measured(
 
 
 def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] | None) -> str:
-    """The page as text: every score beside its null, its spread, and single instances with shaded tokens."""
+    """The page as text: every score beside its null, and single instances with shaded tokens."""
     names = list(models)
     parts = [f'<header>\n<p class="kicker">fasterqk measure</p>\n<h1>{escape(" and ".join(names))}</h1>']
     parts.append(f"<p>{_INTRODUCTION}</p>\n</header>")
@@ -105,7 +104,7 @@ def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] 
 
 
 def measurement_html(measurement: "Measurement", intervals: Mapping[str, Bounds] | None = None) -> str:
-    """The whole measurement: scores, their spread, and the instances with most and least agreement."""
+    """The whole measurement: its scores, and the instances with most and least agreement."""
     return _sections(Measured(measurement, "", "", [intervals]), "h4")
 
 

@@ -350,5 +350,4 @@ def _print(measurement: Any, tables: dict[str, Any], of: str) -> None:
     print_table(tables.pop("scores"), f"{of}{measurement.counts}\n({note})")
     print(*(f"\nnote: {text}" for text in measurement.notes), sep="")
     for name, rows in tables.items():
-        if name != "spread":
-            print_table(rows, f"\n{measurement.titles[name]}")
+        print_table(rows, f"\n{measurement.titles[name]}")
