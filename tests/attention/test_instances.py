@@ -12,10 +12,8 @@ from fasterqk.attention.instances import (
     collate,
     encode_for_causal,
     encode_for_classifier,
-    pad_rows,
     read_example,
     read_rows,
-    unpad_rows,
 )
 from fasterqk.errors import InputError
 
@@ -56,13 +54,6 @@ def test_single_texts_lose_the_padding_they_do_not_need():
     _, alone = batch.singles
     assert alone.tokens.tolist() == [[5, 6, 7]]
     assert alone.label.tolist() == [2]
-
-
-def test_rows_come_back_from_padding():
-    batch = collate([instance(1, 2, 3), instance(4, 5)])
-    rows = [np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5])]
-    back = unpad_rows(pad_rows(rows, batch.real), batch.real)
-    assert all(np.array_equal(a, b) for a, b in zip(rows, back, strict=True))
 
 
 def test_lengths_must_fit():

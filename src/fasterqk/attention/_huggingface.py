@@ -360,7 +360,7 @@ def find_first_token_end(
                 shortened = logits()
         except Exception:  # a model may raise anything on inputs of another length
             continue
-        if shortened.shape == expected.shape:
-            if (shortened - expected).abs().max() <= _ROUNDING * expected.abs().max():
-                return module
+        same = shortened.shape == expected.shape
+        if same and (shortened - expected).abs().max() <= _ROUNDING * expected.abs().max():
+            return module
     return None

@@ -35,7 +35,7 @@ from fasterqk.attention.faithfulness import (
     join,
     perturb,
 )
-from fasterqk.attention.instances import Example, Instance, collate, unpad_rows
+from fasterqk.attention.instances import Example, Instance, collate
 from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
 from fasterqk.attention.models import WEIGHTS_IN_MEMORY, Measurable, evaluating
 from fasterqk.attention.scores import ScoreName
@@ -246,7 +246,8 @@ def _measured(
         values = [rows.importance(model, x, chosen, removals[0], gaps) for x in requested.values()]
         values += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
         for number, importance in enumerate(values):
-            by_instance[number] += unpad_rows(rows.mean(importance), batch.real)
+            pairs = zip(rows.mean(importance), batch.real, strict=True)
+            by_instance[number] += [of_tokens[real] for of_tokens, real in pairs]
             for removal, results in zip(removals, faithful, strict=True):
                 if rows.reading.read.dim() == 1:
                     waiting.add(results[number], rows, importance, removal)
@@ -348,7 +349,8 @@ class _Waiting:
     def __init__(self, model: Measurable, passes: Passes, longest: int) -> None:
         self.model = model
         self.tokens, self.single = passes.batch_size * longest, passes.batch_size == 1
-        self._empty()
+        self.variants = Variants()
+        self.rankings: list[tuple[Any, ...]] = []
 
     def __len__(self) -> int:
         return len(self.variants)
@@ -373,8 +375,4 @@ class _Waiting:
                 [outcomes[rows] for rows in rows_by_percent] for rows_by_percent in variant_rows
             )
             results.append(faithfulness_of(batch, removal, whole, alone, without, skipped))
-        self._empty()
-
-    def _empty(self) -> None:
-        self.variants = Variants()
-        self.rankings: list[tuple[Any, ...]] = []
+        self.variants, self.rankings = Variants(), []

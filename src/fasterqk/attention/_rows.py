@@ -23,7 +23,7 @@ from fasterqk.attention.aggregation import (
     visible_pairs,
 )
 from fasterqk.attention.faithfulness import Faithfulness, Removal, faithfulness, join
-from fasterqk.attention.instances import Batch, pad_rows
+from fasterqk.attention.instances import Batch, padded
 from fasterqk.attention.measurement import Rowwise
 from fasterqk.attention.models import Integrated, Measurable, Reading, as_array
 from fasterqk.attention.scores import SCORES, Rows, among, entropy
@@ -283,7 +283,7 @@ class ReadRows:
         rows = [
             row for ranking, count in pairs for row in np.broadcast_to(ranking, (count, ranking.shape[-1]))
         ]
-        return pad_rows(rows, self.batch.real[self.instance])
+        return padded(rows, float)[1]
 
 
 def _first(real: NDArray[np.bool_]) -> NDArray[np.bool_]:

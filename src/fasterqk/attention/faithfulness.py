@@ -453,21 +453,21 @@ class Variants:
 
     def _batch(self, numbers: list[int]) -> Batch:
         rows = [self._rows[number] for number in numbers]
-        real, tokens = padded([row["tokens"] for row in rows])
-        target_real, target = padded([row["target"] for row in rows])
+        real, tokens = padded([row["tokens"] for row in rows], np.int64)
+        target_real, target = padded([row["target"] for row in rows], np.int64)
         # Not every text of a measurement is a pair.
         typed = any("types" in row for row in rows)
-        types = [row.get("types", np.zeros(len(row["tokens"]), dtype=np.int64)) for row in rows]
+        types = [row.get("types", np.zeros_like(row["tokens"])) for row in rows]
         return Batch(
-            tokens=tokens.astype(np.int64),
+            tokens=tokens,
             real=real,
             rankable=np.zeros_like(real),
             relevance=np.zeros(real.shape),
-            hidden=padded([row["hidden"] for row in rows])[1].astype(bool),
+            hidden=padded([row["hidden"] for row in rows], bool)[1],
             label=np.array([row["label"] for row in rows], dtype=np.int64),
-            target=target.astype(np.int64),
+            target=target,
             target_real=target_real,
-            types=padded(types)[1].astype(np.int64) if typed else None,
+            types=padded(types, np.int64)[1] if typed else None,
         )
 
 

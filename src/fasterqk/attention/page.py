@@ -1,7 +1,8 @@
 """A measurement as HTML, for notebooks and for the page of ``fasterqk measure``, and the files beside it.
 
-It shows scores beside their nulls, and single instances with tokens shaded by every importance, side by side. Everything from the data is escaped. The surrounding page may set the
-colours (``--shade``, ``--against``), so that they fit light and dark themes.
+It shows scores beside their nulls, and single instances with tokens shaded by every importance, side by side.
+Everything from the data is escaped. The surrounding page may set the colours (``--shade``, ``--against``), so
+that they fit light and dark themes.
 """
 
 import json

@@ -52,8 +52,8 @@ def configure(parser: Parser) -> None:
         required=True,
         action="append",
         metavar="DIR",
-        help="a saved sequence classifier or causal language model, or a PEFT adapter of one; give it twice"
-        " to compare two models on the same data",
+        help="a saved sequence classifier or causal language model; give it twice to compare two models on"
+        " the same data",
     )
     parser.add_argument("--data", required=True, metavar="FILE.jsonl", help="your data, see below")
     parser.add_argument(
@@ -215,10 +215,8 @@ def _in_half_precision(arguments: argparse.Namespace) -> bool:
         return False
     if arguments.precision is not None:
         return arguments.precision in _HALF
-    # As saved; the folder of an adapter does not say how its base model was saved.
-    adapted = any(Path(model, "adapter_config.json").is_file() for model in arguments.model)
     saved = {_saved_precision(Path(model, "config.json")) for model in arguments.model}
-    return adapted or not saved.isdisjoint(_HALF)
+    return not saved.isdisjoint(_HALF)
 
 
 def _saved_precision(config: Path) -> str | None:
