@@ -243,10 +243,6 @@ class HuggingFaceCausal:
     def check(self, batch: Batch) -> list[str]:
         return []  # the read position is the last token before the target
 
-    def plain(self, batch: Batch) -> NDArray[np.float64]:
-        """Outcomes of the model as it is, one text at a time and without padding."""
-        return np.concatenate([self.predict(single) for single in batch.singles])
-
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
             chosen, _ = self._target_logits(batch)

@@ -7,6 +7,7 @@ measured.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -272,16 +273,18 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
     reading, notes, batched = model.read(batch, read_only=True), model.check(batch), True
     if hasattr(model, "plain"):
         plain = model.plain(batch)
-        batched = _largest(predicted, plain) <= rounding
-        if not batched:
-            notes.append(
-                "padding, or what else is in a batch, changes what the model predicts: every text is run by"
-                " itself"
-            )
-            shortest, plain = batch.singles[0], plain[:1]
-            predicted, reading = model.predict(shortest), model.read(shortest, read_only=True)
-        if (change := _largest(predicted, plain)) > rounding:
-            raise InputError(f"the model by itself predicts other probabilities, by up to {change:.2g}")
+    else:
+        plain = np.concatenate([model.predict(text) for text in batch.singles])
+    batched = _largest(predicted, plain) <= rounding
+    if not batched:
+        notes.append(
+            "padding, or what else is in a batch, changes what the model predicts: every text is run by"
+            " itself"
+        )
+        shortest, plain = batch.singles[0], plain[:1]
+        predicted, reading = model.predict(shortest), model.read(shortest, read_only=True)
+    if (change := _largest(predicted, plain)) > rounding:
+        raise InputError(f"the model by itself predicts other probabilities, by up to {change:.2g}")
     if (change := _largest(predicted, reading.answer.outcomes)) > rounding:
         if hasattr(model, "answers_plainly"):
             model.answers_plainly = True
@@ -307,46 +310,30 @@ def _mixing_note(model: nn.Module, attention: Sequence[str], run: Callable[[], A
     by running every module that contains no attention once more with another first token: if its output at
     other tokens changes, it mixes them.
     """
-    mixing = _mixing_modules(model, attention, run)
+    parts = [name.split(".") for name in attention]
+    above = {""} | {".".join(names[:depth]) for names in parts for depth in range(1, len(names))}
+    mixing: list[str] = []
+
+    def again(name: str, module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
+        if name not in mixing and _mixes(module, arguments, keywords):
+            mixing.append(name)
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            if name not in above and name not in attention and name.rpartition(".")[0] in above:
+                hooks.enter_context(module.register_forward_hook(partial(again, name), with_kwargs=True))
+        run()
     if not mixing:
         return []
     kinds = ", ".join(sorted({type(model.get_submodule(name)).__name__ for name in mixing}))
-    names = ", ".join(mixing[:_SHOWN]) + (", ..." if len(mixing) > _SHOWN else "")
+    shown = ", ".join(mixing[:_SHOWN]) + (", ..." if len(mixing) > _SHOWN else "")
     return [
-        f"tokens also reach each other without attention, through {kinds} ({names}); attention, which"
+        f"tokens also reach each other without attention, through {kinds} ({shown}); attention, which"
         f" {len(set(attention))} modules form, shows only a part of what the model reads"
     ]
 
 
-def _mixing_modules(model: nn.Module, attention: Sequence[str], run: Callable[[], Any]) -> list[str]:
-    above = {""}
-    for name in attention:
-        parts = name.split(".")
-        above |= {".".join(parts[:depth]) for depth in range(1, len(parts))}
-    outside = {
-        name: module
-        for name, module in model.named_modules()
-        if name not in above and name not in attention and name.rpartition(".")[0] in above
-    }
-    mixing: list[str] = []
-
-    def again(name: str) -> Callable[..., None]:
-        def hook(
-            module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
-        ) -> None:
-            if name not in mixing and _mixes(module, arguments, keywords, output):
-                mixing.append(name)
-
-        return hook
-
-    with ExitStack() as hooks, torch.no_grad():
-        for name, module in outside.items():
-            hooks.enter_context(module.register_forward_hook(again(name), with_kwargs=True))
-        run()
-    return mixing
-
-
-def _mixes(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
+def _mixes(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether the output of ``module`` ``(batch, token, width)`` depends on another token than its own."""
     values = [*arguments, *keywords.values()]
     states = next(

@@ -223,12 +223,10 @@ class ReadRows:
         if importance.method == "leave_one_out":
             whole = self.reading.answer.outcomes
             return leave_one_out(model, self.batch, removal, whole, self.batch.follow(whole), self.sees)
-        method = getattr(model, str(importance.method), None)
-        if method is None:
-            raise InputError(
-                f"{type(model).__name__} has no method {importance.method!r}: {METHODS[importance.name]}"
-            )
-        result = method(self.batch)
+        name = str(importance.method)
+        if not hasattr(model, name):
+            raise InputError(f"{type(model).__name__} has no method {name!r}: {METHODS[name]}")
+        result = getattr(model, name)(self.batch)
         if isinstance(result, Integrated):
             gaps.append(result.gap)
         return np.asarray(result[0] if isinstance(result, Integrated) else result)

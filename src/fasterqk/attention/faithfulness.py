@@ -162,23 +162,11 @@ def faithfulness(
     removal: Removal = Removal(),  # noqa: B008 - frozen
     whole: NDArray[np.float64] | None = None,
 ) -> Faithfulness:
-    """Sufficiency and comprehensiveness of a ranking of the tokens of one batch.
+    """Sufficiency and comprehensiveness of a ranking by ``importance`` ``(batch, token)`` of one batch.
 
-    Special tokens are always kept. An input that removal would leave empty keeps its least important token.
-    :func:`fasterqk.attention.measure` predicts the variants of all batches together.
-
-    Arguments:
-        predict: Returns the probabilities ``(batch, outcome)`` of a batch; it is called once per variant.
-        batch: The texts.
-        importance: One number per token, ``(batch, token)``.
-        removal: How tokens are removed, and how many.
-        whole: The probabilities of the unchanged batch, if they are known.
-
-    Returns:
-        The :class:`Faithfulness` of every instance of the batch.
-
-    Raises:
-        InputError: An importance or a probability is not finite, or a shape does not fit the batch.
+    ``predict`` is called once per variant; ``whole`` are the probabilities of the unchanged batch, if they
+    are known. Special tokens are always kept. An input that removal would leave empty keeps its least
+    important token. :func:`fasterqk.attention.measure` predicts the variants of all batches together.
     """
     perturbed = perturb(batch, importance, removal)
     whole = checked_outcomes(predict(batch) if whole is None else whole, batch)

@@ -229,10 +229,6 @@ class TorchClassifier:
         with torch.no_grad():
             return self._probabilities(self._logits(batch))
 
-    def plain(self, batch: Batch) -> NDArray[np.float64]:
-        """Probabilities of one text at a time, without padding."""
-        return np.concatenate([self.predict(single) for single in batch.singles])
-
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         return self._gradient(batch, batch.follow(self.predict(batch)))[0]
 

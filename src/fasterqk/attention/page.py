@@ -56,10 +56,6 @@ class Measured:
     data: str
     intervals: Sequence[Mapping[str, Bounds] | None] = ()
 
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """All tables of the measurement, with these intervals."""
-        return self.measurement.tables(self.intervals)
-
 
 def save_measured(
     out: Path, models: Mapping[str, Measured], difference: list[dict[str, Any]] | None = None
@@ -75,7 +71,8 @@ def save_measured(
             {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
             for row in measured.measurement.instances_table()
         ]
-        for name, rows in (measured.tables() | {"instances": instances}).items():
+        tables = measured.measurement.tables(measured.intervals) | {"instances": instances}
+        for name, rows in tables.items():
             write_csv(out / "tables" / f"measure-{name}{suffix}.csv", rows)
     if difference:
         write_csv(out / "tables" / "measure-difference.csv", difference)
@@ -111,7 +108,8 @@ def measurement_html(measurement: "Measurement", intervals: Mapping[str, Bounds]
 
 def _sections(measured: Measured, level: str, origin: str = "") -> str:
     """What there is to show, each part under a heading of this ``level``; all functions escape their data."""
-    measurement, tables = measured.measurement, measured.tables()
+    measurement = measured.measurement
+    tables = measurement.tables(measured.intervals)
     sections = {
         measurement.titles[name]: _table(rows, name in ("heads", "dtap")) for name, rows in tables.items()
     }

@@ -147,6 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.attention import Aggregation, paired_scores, read_examples, score_intervals
     from fasterqk.attention.aggregation import default_aggregation
     from fasterqk.attention.measurement import nested
+    from fasterqk.attention.page import Measured, save_measured
 
     options = {name: getattr(arguments, name) for name in ("residual", "among")}
     Aggregation(**options)  # raises before anything is read
@@ -189,7 +190,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
         rows = _difference_rows(measurements, difference)
     if arguments.out:
-        page = _save(arguments, measurements, bounds, rows)
+        models = zip(arguments.model, measurements.items(), strict=True)
+        saved = {name: Measured(x, model, arguments.data, bounds[name]) for model, (name, x) in models}
+        page = save_measured(Path(arguments.out), saved, rows)
     if arguments.json:
         differences = {name: vars(bounds) for name, bounds in (difference or {}).items()}
         both = {"models": documents, "difference": nested(differences)}
@@ -320,22 +323,6 @@ def _check(arguments: argparse.Namespace) -> None:
             check_output(path, reads=[arguments.data, *arguments.model, *(arguments.scores or ())])
     if arguments.out is not None:
         check_out(arguments.out, arguments.data, *arguments.model, *(arguments.scores or ()))
-
-
-def _save(
-    arguments: argparse.Namespace,
-    measurements: dict[str, Any],
-    bounds: dict[str, list[Any]],
-    rows: list[dict[str, Any]],
-) -> Path:
-    from fasterqk.attention.page import Measured, save_measured
-
-    pairs = zip(arguments.model, measurements.items(), strict=True)
-    models = {
-        name: Measured(measurement, model, arguments.data, bounds[name])
-        for model, (name, measurement) in pairs
-    }
-    return save_measured(Path(arguments.out), models, rows)
 
 
 def _print(measurement: Any, tables: dict[str, Any], of: str) -> None:
