@@ -31,17 +31,18 @@ def test_scores_and_entropy_are_those_of_the_attention(method):
     state = training(method=method, lr=0.1)
     state.run()
     tokens = state.windows[:8, :-1]
-    weights = [each.double() for each in capture(state.model, {"tokens": tokens})]
-    found, monitor = {}, LogitMonitor(state.model)
-    with watch_scores(state.model, found.__setitem__):
+    weights = [layer.double() for layer in capture(state.model, {"tokens": tokens})]
+    watched, monitor = {}, LogitMonitor(state.model)
+    with watch_scores(state.model, watched.__setitem__):
         state.model(tokens)
     for layer, expected in enumerate(weights):
-        scores = found[layer].double().unflatten(0, (8, TINY.heads))
+        scores = watched[layer].double().unflatten(0, (8, TINY.heads))
         torch.testing.assert_close(scores.softmax(3), expected, atol=1e-6, rtol=1e-5)
         entropy = -torch.special.xlogy(expected, expected).sum(3).mean()
         assert float(state.entropy(8)[layer]) == pytest.approx(float(entropy), rel=1e-4)
         by_head = monitor.last.readings[f"blocks.{layer}.attention"].logit
-        torch.testing.assert_close(by_head.double(), scores.amax((0, 2, 3)))
+        # Two kernels in single precision: the last bit depends on the processor.
+        torch.testing.assert_close(by_head.float(), scores.amax((0, 2, 3)).float())
 
 
 def test_the_largest_logit_is_that_of_all_steps_and_visible_pairs():
