@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fasterqk.attention._huggingface import HuggingFaceCausal, HuggingFaceClassifier
 from fasterqk.attention.aggregation import HALF
 from fasterqk.attention.instances import (
+    Batch,
     Example,
     Instance,
     collate,
@@ -233,7 +234,8 @@ def _opened(kind: Any, path: Path, **options: Any) -> Any:
 # which layers are seen. Every measurement therefore begins with a few passes over some of its texts. What
 # cannot be right is an error; what a reader has to know becomes a note in the header.
 
-# The most texts that are compared, and the most tokens if they are long (two texts are always compared).
+# How many texts are compared in one batch and by themselves, unless they have more tokens than this. The
+# shortest and the longest always are.
 _CHECKED, _CHECKED_TOKENS = 8, 2048
 
 # The largest difference of probabilities that rounding explains: in single, and in half precision.
@@ -258,9 +260,10 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
     if not hasattr(model, "check"):
         return [], True
     by_length = sorted(instances, key=lambda instance: len(instance.tokens))
-    count = max(2, min(_CHECKED, len(instances), _CHECKED_TOKENS // len(by_length[-1].tokens)))
-    places = np.linspace(0, len(instances) - 1, count).astype(int)
-    batch = collate([by_length[place] for place in sorted(set(places.tolist()))])
+    batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]])
+    several = collate(
+        by_length[:: max(1, len(instances) // (2 * _CHECKED))][:_CHECKED]
+    )  # of the shorter half
     module = getattr(model, "model", None)
     half = isinstance(module, nn.Module) and any(weight.dtype in HALF for weight in module.parameters())
     rounding = _HALF_ROUNDING if half else _ROUNDING
@@ -270,13 +273,12 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
             f"the same texts predicted twice differ by {change:.2g} in probability; switch off what is random"
             " in the model (dropout, sampling)"
         )
-    reading, notes, batched = model.read(batch, read_only=True), model.check(batch), True
-    if hasattr(model, "plain"):
-        plain = model.plain(batch)
-    else:
-        plain = np.concatenate([model.predict(text) for text in batch.singles])
-    batched = _largest(predicted, plain) <= rounding
-    if not batched:
+    reading, notes = model.read(batch, read_only=True), model.check(batch)
+    plain, batched = _by_itself(model, batch), True
+    if several.tokens.size <= _CHECKED_TOKENS:
+        batched = _largest(model.predict(several), _by_itself(model, several)) <= rounding
+    if not batched or _largest(predicted, plain) > rounding:
+        batched = False
         notes.append(
             "padding, or what else is in a batch, changes what the model predicts: every text is run by"
             " itself"
@@ -295,6 +297,13 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
     if isinstance(module, nn.Module) and not hasattr(module, "_orig_mod"):  # hooks do not run if compiled
         notes += _mixing_note(module, reading.names, lambda: model.predict(batch))
     return notes, batched
+
+
+def _by_itself(model: Measurable, batch: Batch) -> NDArray[np.float64]:
+    """What the model predicts for one text at a time."""
+    if hasattr(model, "plain"):
+        return np.asarray(model.plain(batch))
+    return np.concatenate([model.predict(text) for text in batch.singles])
 
 
 def _largest(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
