@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Without bytecode every worker compiles all tests again, and every interpreter that a test starts the package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test test-fast test-cluster test-peers crash reproduce docs dist lint clean
+.PHONY: test test-fast test-cluster test-peers crash lines reproduce docs dist lint clean
 .DEFAULT_GOAL := test
 
 # `make reproduce` needs the lab alone; everything else also what is tested with. While an installation runs,
@@ -57,6 +57,10 @@ test-fast: lint
 # Real sweeps killed a hundred times at random moments, and other faults: some minutes.
 crash: $(STAMP)
 	.venv/bin/python -m lab.tests.crash --kills 100
+
+# Command lines over all commands and options, with hostile values: half an hour.
+lines: $(STAMP)
+	.venv/bin/python -m lab.tests.crash.lines
 
 # A real Ray cluster of two workers, one of them killed: a minute or two.
 test-cluster: $(STAMP)

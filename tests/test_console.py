@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fasterqk import console
 from fasterqk.console import cell_text, duration_text, print_table
 
 
@@ -49,3 +50,15 @@ def test_an_empty_table_is_its_title(capsys):
 )
 def test_durations(seconds, text):
     assert duration_text(seconds) == text
+
+
+def test_a_log_has_a_line_of_progress_now_and_then(capsys, monkeypatch):
+    """Standard error is no terminal here."""
+    clock = iter(range(0, 1000, 25))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.progress_bar("fig2") as progress:
+        progress(0, 0)
+        for done in range(8):
+            progress(done, 8, "note")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fig2: 25% note" and 2 <= len(lines) <= 4

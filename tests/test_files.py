@@ -466,3 +466,6 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monk
         list(files.read_lines(tmp_path / "zeros"))
     (tmp_path / "lines").write_bytes(b"a" * 900 + b"\nb")
     assert [len(line) for line in files.read_lines(tmp_path / "lines")] == [900, 1]
+    monkeypatch.setattr(files, "_LARGEST", 1000)
+    with pytest.raises(InputError, match="is it a JSON document"):
+        files.read_json(tmp_path / "zeros")

@@ -274,7 +274,12 @@ _ROWS = 40
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return lines + ["| " + " | ".join(_text(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def _text(text: str) -> str:
+    """``text`` of a results folder without markup of HTML, which Markdown would pass on."""
+    return text.replace("<", "&lt;")
 
 
 # --- Effects ---
@@ -447,7 +452,7 @@ def experiment_page(title: str, command: str, out: Path, images: Path) -> str:
     """The figures and tables that an experiment wrote under ``out``; pictures are copied to ``images``."""
     parts = [f"# {title[0].upper()}{title[1:]}", "", NOTE, "", f"`fasterqk-lab reproduce {command}`"]
     for path in sorted((out / "figures").glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(_text(path.read_text(encoding="utf-8")))
         picture = path.with_suffix(".svg")
         images.mkdir(parents=True, exist_ok=True)
         (images / picture.name).write_bytes(picture.read_bytes())
@@ -455,7 +460,7 @@ def experiment_page(title: str, command: str, out: Path, images: Path) -> str:
         parts += [f"![{document.get('alt') or document['title']}](images/{picture.name})", ""]
         parts += [" ".join(filter(None, (document.get("see"), document["caption"])))]
     for path in sorted((out / "tables").glob("*.json")):
-        parts += _table_parts(json.loads(path.read_text(encoding="utf-8")))
+        parts += _table_parts(json.loads(_text(path.read_text(encoding="utf-8"))))
     name = command.split()[0]
     parts += ["", f"Values of single seeds: [{name}.csv](../../lab/paper/results/{name}.csv)."]
     return "\n".join(parts) + "\n"

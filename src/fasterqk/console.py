@@ -6,6 +6,7 @@ Numbers are formatted in one way on the terminal, in sentences, in captions and 
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -140,12 +141,20 @@ def duration_text(seconds: float) -> str:
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[Progress]:
-    """A progress bar on standard error if it is a terminal and rich is installed; otherwise nothing.
+    """A progress bar on standard error; in a log, or without rich, one line per minute at most.
 
     Yields a function ``report(done, total, note="")``.
     """
     if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield lambda done, total, note="": None
+        last = time.monotonic()
+
+        def log(done: float, total: float, note: str = "") -> None:
+            nonlocal last
+            if total and time.monotonic() - last >= 60:
+                last = time.monotonic()
+                print(f"{description}: {done / total:.0%} {note}".rstrip(), file=sys.stderr, flush=True)
+
+        yield log
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn

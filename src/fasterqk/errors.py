@@ -1,6 +1,6 @@
 """Errors with one-line messages: bad input, a missing package of an extra, and work that failed."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -59,6 +59,15 @@ def needs_extra(
         missing = MissingExtra(f"{package} is not installed; `pip install '{of}[{extra}]'` installs it")
         missing.name = package
         raise missing from None
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """The end of an error about an unknown name: the names near it, else all."""
+    import difflib
+
+    if near := difflib.get_close_matches(name, known):
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f"; choose from {', '.join(known)}"
 
 
 @contextmanager

@@ -34,16 +34,6 @@ def check_output(path: str | os.PathLike[str], *, reads: Iterable[str | os.PathL
     and files inside the folders in ``reads``. Commands call this before they begin, writers before they
     write.
 
-    Arguments:
-        path: The file to write.
-        reads: Files and folders that must not be overwritten.
-
-    Returns:
-        The resolved path.
-
-    Raises:
-        InputError: The path must not be written.
-
     >>> check_output("mine.jsonl", reads=["mine.jsonl"]).name
     'mine.jsonl'
     >>> write_text("mine.jsonl", "{}").name
@@ -232,8 +222,12 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     """The JSON document in a file, decompressed when its name ends in ``.xz`` or ``.gz``."""
+    with _opened(path) as stream:
+        data = stream.read(_LARGEST).removeprefix(codecs.BOM_UTF8)
+        if stream.read(1):
+            raise InputError(f"{str(path)!r} is larger than {_LARGEST // 2**20} MB; is it a JSON document?")
     try:
-        return parse_json(_decoded(b"".join(_lines(path)), path), repr(str(path)))
+        return parse_json(_decoded(data, path), repr(str(path)))
     except NotJson as error:
         raise InputError(f"{error}; make or download it again") from None
 
@@ -305,25 +299,31 @@ def parse_json(text: str | bytes, where: str) -> Any:
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-# Far beyond a line that is written on purpose; files without line ends would fill the memory.
-_LONGEST = 256 * 2**20
+# The largest line and JSON document: far beyond what is written on purpose, and read within seconds. Files
+# without line ends, and archives that unpack to nothing but zeros, would fill the memory.
+_LONGEST, _LARGEST = 16 * 2**20, 64 * 2**20
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """The lines of a file, decompressed, without the byte order mark that some editors write first."""
+    with _opened(path) as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(_LONGEST), b"")):
+            if len(line) == _LONGEST:
+                size = f"{_LONGEST // 2**20} MB"
+                raise InputError(f"{str(path)!r} line {number + 1} is longer than {size}; is it a text file?")
+            yield line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A file opened for reading, decompressed; what goes wrong is an ``InputError``."""
     openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
     try:
         # A shell's `<(...)` is a pipe under /dev or /proc that somebody writes; any other may wait for ever.
         if stat.S_ISFIFO(os.stat(path).st_mode) and not os.fspath(path).startswith(("/dev/", "/proc/")):
             raise InputError(f"{str(path)!r} is a pipe; write it to a file first: cat {path} > FILE")
         with openers.get(Path(path).suffix, open)(path, "rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(_LONGEST), b"")):
-                if len(line) == _LONGEST:
-                    size = f"{_LONGEST // 2**20} MB"
-                    raise InputError(
-                        f"{str(path)!r} line {number + 1} is longer than {size}; is it a text file?"
-                    )
-                yield line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
+            yield stream
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         problem = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
         raise InputError(f"the archive {str(path)!r} {problem}; download it again") from None

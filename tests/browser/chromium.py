@@ -14,6 +14,13 @@ MISSING = (
     "browser tests did not run: no Chromium found; "
     "install one (apt-get install chromium) or set FASTERQK_CHROMIUM"
 )
+# Texts that try to leave where they stand: attributes, tags, scripts, style sheets, templates, directions.
+HOSTILE = (
+    '"><img src=x onerror="window.broken = true">'
+    "</style></title></script><script>window.broken = true</script>"
+    " ' onload='window.broken = true' \" onload=\"window.broken = true\" {{ window.broken = true }}"
+    " ${window.broken = true} `${window.broken = true}` javascript:window.broken=true \u202egnp.exe"
+)
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

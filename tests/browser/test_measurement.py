@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.browser.chromium import HOSTILE
 from torch import nn
 
 from fasterqk.attention import Instance, Nulls, TorchClassifier, measure, score_intervals
@@ -10,7 +11,7 @@ from fasterqk.attention.page import Measured, save_measured
 from fasterqk.trace import record
 
 SCRIPT = "<script>window.broken = true</script>"
-IMAGE = '"><img src=x onerror="window.broken = true">'
+IMAGE = HOSTILE
 
 
 class Attention(nn.Module):

@@ -5,21 +5,25 @@ import argparse
 from fasterqk.cli.common import Parser, Program
 
 
-def command_lines(program: Program) -> list[list[str]]:
-    """Every command line of ``program`` that takes ``--help``."""
+def parsers(program: Program) -> dict[tuple[str, ...], argparse.ArgumentParser]:
+    """The parser of every command line of ``program`` that takes ``--help``, by its words."""
 
-    def walk(parser: argparse.ArgumentParser, words: list[str]) -> list[list[str]]:
-        lines = [words]
+    def walk(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> None:
+        known[words] = parser
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for word, child in action.choices.items():
-                    lines += walk(child, [*words, word])
-        return lines
+                    walk(child, (*words, word))
 
-    lines = []
+    known: dict[tuple[str, ...], argparse.ArgumentParser] = {}
     for name in program.commands:
         parser = Parser(prog=name)
         configure, _ = program.command(name)
         configure(parser)
-        lines += walk(parser, [name])
-    return lines
+        walk(parser, (name,))
+    return known
+
+
+def command_lines(program: Program) -> list[list[str]]:
+    """Every command line of ``program`` that takes ``--help``."""
+    return [list(words) for words in parsers(program)]

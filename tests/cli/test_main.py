@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.cli.lines import command_lines
+from tests.cli.lines import command_lines, parsers
 
 from fasterqk import __version__
 from fasterqk.cli.main import PROGRAM, main
@@ -16,6 +16,14 @@ HEAVY = ["numpy", "scipy", "torch", "numba", "matplotlib", "transformers", "rich
 
 
 ALL_COMMAND_LINES = command_lines(PROGRAM)
+
+
+def test_every_count_has_a_ceiling_that_its_help_names():
+    for words, parser in parsers(PROGRAM).items():
+        for action in parser._actions:
+            assert action.type is not int, f"{words} {action.dest}: give it a ceiling, Whole(most)"
+            if getattr(action.type, "most", None) and action.dest != "seed":
+                assert f"at most {action.type.most}" in " ".join(parser.format_help().split())
 
 
 @pytest.mark.parametrize("words", ALL_COMMAND_LINES, ids=" ".join)
@@ -88,6 +96,22 @@ def test_an_unknown_command_is_quoted(capsys):
     assert stop.value.code == 2
     assert "'sharpen'" in printed.err
     assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("mesure", "; did you mean 'measure'?"),
+        ("theory solve --qk-ration 10 --loss 1", "--qk-ration; did you mean '--qk-ratio'?"),
+        ("measure --modle=a --data b", "--modle; did you mean '--model'"),
+        ("explore --xyz", "--xyz; choose from -h"),
+    ],
+)
+def test_an_unknown_word_names_the_one_that_was_meant(line, near, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(line.split())
+    assert stop.value.code == 2
+    assert near in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", ["-1", "-.5", "-1e-3", "-inf", "-nan", "-5 %"])

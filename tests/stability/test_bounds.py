@@ -178,6 +178,15 @@ def test_multihead_attention_has_a_bound_where_its_norm_comes_first(first):
         assert (largest <= bound).all()
 
 
+def test_logits_with_a_bias_have_no_bound_from_weights():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, norm_first=True, dropout=0.0).train()
+    monitor = LogitMonitor(layer, way="weights", every=1)
+    layer(torch.randn(LENGTH, 3, WIDTH), src_mask=torch.full((LENGTH, LENGTH), 50.0))
+    with pytest.warns(UserWarning, match="self_attn: its logits have additive biases"):
+        assert monitor.last.way == "exact"
+
+
 def test_other_ways_are_refused():
     with pytest.raises(InputError, match="way='guess' is not one of exact, sampled, bound, weights"):
         LogitMonitor(nn.TransformerEncoderLayer(8, 2), way="guess")

@@ -586,3 +586,18 @@ def test_a_head_at_the_threshold_is_not_counted_again():
         counts.append(len(clip.last))
     # The first clip of a layer changes what the next one gets.
     assert counts[0] > 0 and counts[2:] == [0] * 4
+
+
+def test_a_block_that_casts_itself_is_verified_in_its_precision():
+    class Cast(nn.MultiheadAttention):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x, x, x, need_weights=False)[0].float()
+
+    torch.manual_seed(0)
+    model = Cast(16, 4, batch_first=True)
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    with qk_clip(model, optimizer, threshold=0.1) as clip:
+        model(torch.randn(2, 6, 16)).sum().backward()
+        optimizer.step()
+    assert clip.last

@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 from tests.stability.test_clip import MAKE, batch, loss_of, made
+from tests.stability.test_monitor import Written, large
 from torch import nn, optim
 from torch._dynamo.utils import counters
 
@@ -237,3 +238,29 @@ def test_the_monitor_keeps_a_bound_in_every_step(compile):
         exact.remove()
     monitor.remove()
     assert nn.functional.softmax.__module__ == "torch.nn.functional"
+
+
+@pytest.mark.parametrize("capped", [True, False])
+def test_a_softmax_of_shifted_or_capped_logits_proves_nothing(capped):
+    """A soft cap leaves the products without a bound; a subtracted maximum the logits, too."""
+    cap = (lambda p, _: (p / 2).tanh()) if capped else (lambda p, _: (p - p.amax(-1, keepdim=True)) / 2)
+    model = large(Written(cap))
+    x = torch.randn(3, 6, 8)
+    products = model.products(x).detach().amax((0, 2, 3)) / 2
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    monitor = LogitMonitor(model, optimizer, way="bound", every=1, limit=1e30)
+    compiled = torch.compile(model, **EAGER)
+    for _ in range(2):
+        compiled(x).sum().backward()
+        optimizer.step()
+    reading = monitor.last.readings[""]
+    assert reading.way == "bound" and (reading.product >= products).all()
+    assert (reading.logit <= 1).all() if capped else (reading.logit >= products).all()
+    monitor.remove()
+    torch._dynamo.reset()
+    with qk_clip(model, optimizer, float(products.max()) * 1.5) as clip:
+        for scale in (1, 2, 1, 1):  # a compiled step passes the threshold
+            model.q_proj.weight.data *= scale
+            compiled(x).sum().backward()
+            optimizer.step()
+    assert clip.total > 0 and float(model.products(x).max()) / 2 <= clip.threshold * 1.001

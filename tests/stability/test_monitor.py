@@ -531,3 +531,56 @@ def test_a_monitor_prints_what_it_does(net):
     monitor = LogitMonitor(model, every=3)
     assert repr(monitor) == "LogitMonitor(exact, every 3 steps, limit 100, 0 readings)"
     monitor.remove()
+
+
+# Logits of products p and a bias b, in which the mask or the bias comes before the scale 1/2.
+HIDDEN = ~torch.ones(6, 6).tril().bool()
+WRITTEN = {
+    "masked, then scaled": lambda p, b: p.masked_fill(HIDDEN, -math.inf) / 2,
+    "masked, then scaled in place": lambda p, b: p.masked_fill(HIDDEN, -1e9).mul_(0.5),
+    "masked by a little, then scaled": lambda p, b: ((4 * p).masked_fill(HIDDEN, -1e4)) / torch.tensor(8),
+    "biased, then scaled by a tensor": lambda p, b: (p + b) * torch.tensor(0.5),
+    "less the maximum, then scaled": lambda p, b: (p - p.amax(-1, keepdim=True)) / 2,
+    "negated": lambda p, b: -(-p + b) / 2,
+    "subtracted": lambda p, b: 1 - (b - p / 2),
+    "added with a factor": lambda p, b: torch.add(b, p, alpha=0.5),
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_products_are_known_in_whatever_order_they_are_scaled(form):
+    model = large(Written(WRITTEN[form]))
+    x = torch.randn(3, 6, 8)
+    products = model.products(x).detach() / 2
+    visible = ~HIDDEN if "masked" in form else torch.ones_like(HIDDEN)
+    largest = products.masked_fill(~visible, -math.inf).amax((0, 2, 3))
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    threshold = float(largest.mean())
+    with LogitMonitor(model, optimizer) as monitor, qk_clip(model, optimizer, threshold):
+        model(x).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(monitor.last.readings[""].product, largest, rtol=1e-5, atol=1e-6)
+    after = (model.products(x).detach() / 2).masked_fill(~visible, -math.inf).amax((0, 2, 3))
+    torch.testing.assert_close(after, largest.clamp(max=threshold), rtol=1e-4, atol=1e-5)
+
+
+class Written(nn.Module):
+    """Two heads whose logits are ``form`` of their products and of a bias."""
+
+    num_heads = 2
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(8, 8, bias=False) for _ in range(4))
+        self.register_buffer("bias", torch.randn(6, 6))
+
+    def heads(self, projected):
+        return projected.unflatten(-1, (2, 4)).transpose(1, 2)
+
+    def products(self, x):
+        return self.heads(self.q_proj(x)) @ self.heads(self.k_proj(x)).mT
+
+    def forward(self, x):
+        weights = nn.functional.softmax(self.form(self.products(x), self.bias), -1)
+        return self.o_proj((weights @ self.heads(self.v_proj(x))).transpose(1, 2).flatten(2))

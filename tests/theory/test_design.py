@@ -13,6 +13,7 @@ from fasterqk.theory import (
     Path,
     Setting,
     growth_bounds,
+    product_law,
     ratio_for,
     saturated_remainder,
     solve,
@@ -132,3 +133,20 @@ def test_bad_input_of_the_laws():
         saturated_remainder(Setting(), 1.0, 10.0, parameterization="FACO")
     with pytest.raises(InputError, match="times = -1"):
         growth_bounds(Setting(), 1.0, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "quoted"),
+    [
+        (lambda: growth_bounds(Setting(), 1, 1e6, delta=5), "delta = 5.0"),
+        (lambda: growth_bounds(Setting(), 1, 1e6, delta=0.1, eta_ov=-3), "eta_ov = -3.0"),
+        (lambda: saturated_remainder(Setting(), 1, 0), "mu_ov = 0.0"),
+        (lambda: saturated_remainder(Setting(), 1, 9, "x", parameterization="FAFO"), "mu_qk = 'x'"),
+        (lambda: solve(Setting(), 1, loss=0.1, eta_ov=[1, 2]), r"eta_ov = \[1, 2\] is not one number"),
+        (lambda: product_law(1, 1, optimizer="sign", ov_width=0), "ov_width = 0.0"),
+        (lambda: product_law(1, 1, optimizer="sign", classes=float("nan")), "classes = nan"),
+    ],
+)
+def test_numbers_outside_their_range_are_quoted(call, quoted):
+    with pytest.raises(InputError, match=quoted):
+        call()

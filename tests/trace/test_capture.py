@@ -329,3 +329,51 @@ def test_half_precision_of_a_plain_module_stays_differentiable():
     assert captured[0].dtype == torch.float32
     assert torch.autograd.grad(captured.outputs.sum(), captured[0])[0].abs().sum() > 0
     assert torch.equal(captured.outputs, model(x))
+
+
+class Flat(nn.Module):
+    """Two heads in the first axis, with the instances: before them, or after them."""
+
+    num_heads = 2
+
+    def __init__(self, heads_first: bool) -> None:
+        super().__init__()
+        self.heads_first = heads_first
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.heads(x).transpose(1, 2) if self.heads_first else self.heads(x)
+        q, k, v = parts.flatten(1, 2)
+        return ((q @ k.mT).softmax(-1) @ v).unflatten(0, parts.shape[1:3])
+
+
+@pytest.mark.parametrize("rows", [None, torch.tensor([4, 1])])
+def test_instances_and_heads_in_one_axis_are_told_apart(rows: Tensor | None) -> None:
+    model = Flat(heads_first=False)
+    q, k, _ = model.heads(states())
+    expected = (q @ k.mT).softmax(-1)
+    expected = expected if rows is None else expected[torch.arange(2), :, rows].unsqueeze(2)
+    torch.testing.assert_close(capture(model, states(), rows=rows)[0], expected)
+    with pytest.raises(InputError, match=r"has shape \(4, 5, 5\), which is not \(batch, head, query, key\)"):
+        capture(Flat(heads_first=True), {"x": states()}, rows=rows)
+    assert capture(Flat(heads_first=True), states(batch=1))[0].shape == (1, 2, 5, 5)
+
+
+def test_a_row_that_sees_no_key_has_no_attention() -> None:
+    class Blind(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen = torch.tensor([True, True, False]).unsqueeze(1)
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=seen)
+
+    model, x = Blind(), torch.randn(1, 2, 3, 4)
+    captured = capture(model, x, differentiable=True)
+    torch.testing.assert_close(captured[0] @ x, model(x))
+    assert not captured[0][:, :, 2].any()
+
+
+def test_rows_are_whole_numbers() -> None:
+    with pytest.raises(InputError, match="rows are whole numbers, one per instance, not"):
+        capture(OwnAttention(), states(), rows=torch.tensor([1.0, 2.0]))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import (
     Parser,
+    Whole,
     add_action,
     add_json,
     add_page_options,
     examples,
     list_of,
     positive_float,
-    positive_int,
     write_and_show,
 )
 from fasterqk.console import cell_text, is_interval, print_json, print_result, print_table, progress_bar
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # What reads the text of an option, and how the help calls it.
-_KINDS: dict[type, Any] = {int: positive_int, float: positive_float, str: str}
+_KINDS: dict[type, Any] = {float: positive_float, str: str}
 _METAVARS = {int: "N", float: "X", str: "NAME"}
 
 
@@ -70,13 +70,18 @@ def experiment_parser(experiment: "Experiment") -> Parser:
     command = f"fasterqk-lab reproduce {experiment.name}"
     lines = examples(*(f"{command} {options}" for options in ("--out out", *experiment.examples)))
     parser = Parser(prog=command, description=description, epilog=lines)
+    add_out(parser)
     for option in experiment.all_options.values():
         add_option(parser, option)
-    parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
     if experiment.trains:
         add_device(parser)
     add_json(parser)
     return parser
+
+
+def add_out(parser: Parser) -> None:
+    """Add ``--out``, the results folder."""
+    parser.add_option("--out", str, "DIR", "results folder", default="out")
 
 
 class _Device(argparse.Action):
@@ -103,7 +108,7 @@ def add_option(parser: Parser, option: "Option") -> None:
     if option.kind is bool:
         parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=option.help)
         return
-    read = _KINDS[option.kind]
+    read = _KINDS.get(option.kind) or Whole(max(option.choices or (option.most,)))
     metavar = option.metavar or _METAVARS[option.kind]
     if option.choices:
         metavar = "{" + ",".join(map(str, option.choices)) + "}"

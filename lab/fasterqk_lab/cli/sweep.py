@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import (
     Parser,
+    Whole,
     add_action,
     add_json,
-    add_out,
     check_out,
     examples,
-    positive_int,
     prepare_half_precision,
 )
 from fasterqk.console import duration_text, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
 from fasterqk.files import config_values, plain
-from fasterqk_lab.cli.reproduce import add_device
+from fasterqk_lab.cli.reproduce import add_device, add_out
 from fasterqk_lab.configs import content_hash
 
 if TYPE_CHECKING:
@@ -46,13 +45,13 @@ def configure_sweep(parser: Parser) -> None:
     add_out(parser)
     parser.add_option(
         "--workers",
-        positive_int,
+        Whole(1000),
         "N",
         "cells at a time, each in a process of its own (default: one per processor, or as many as the Ray "
         "cluster has room for)",
     )
     threads = "threads of each cell (default: cpus in [resources] of the spec, else 1)"
-    parser.add_option("--threads", positive_int, "N", threads)
+    parser.add_option("--threads", Whole(1000), "N", threads)
     parser.add_argument(
         "--backend",
         choices=["local", "ray"],
@@ -61,7 +60,8 @@ def configure_sweep(parser: Parser) -> None:
     )
     address = "of a running Ray cluster, or auto (default: $RAY_ADDRESS, else Ray is started here)"
     parser.add_option("--address", str, "HOST:PORT", address)
-    parser.add_option("--retries", count, "N", "more attempts at a cell whose worker dies", default=2)
+    retries = "more attempts at a cell whose worker dies"
+    parser.add_option("--retries", Whole(1000, least=0), "N", retries, default=2)
     parser.add_option("--shard", shard, "I/N", "only the I-th of N equal parts, I counted from 1")
     parser.add_argument(
         "--tensorboard", action="store_true", help="write curves for TensorBoard into DIR/tensorboard"
@@ -135,13 +135,6 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def count(text: str) -> int:
-    """An argparse type: a whole number of at least zero."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
 def shard(text: str) -> tuple[int, int]:
     """An argparse type: ``2/5`` is the second of five parts."""
     part, slash, parts = text.partition("/")
@@ -185,7 +178,7 @@ def configure_plan(parser: Parser) -> None:
     )
     parser.add_argument("spec", metavar="SPEC.toml", help="the sweep, as for `fasterqk-lab sweep`")
     add_out(parser)
-    parser.add_option("--workers", positive_int, "N", "cells at a time (default: one per processor)")
+    parser.add_option("--workers", Whole(1000), "N", "cells at a time (default: one per processor)")
     add_json(parser)
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import (
     Parser,
+    Whole,
+    a_seed,
     add_action,
-    add_data_dir,
     add_json,
-    add_out,
     check_out,
     examples,
     list_of,
@@ -21,7 +21,7 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import duration_text, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
-from fasterqk_lab.cli.reproduce import add_device
+from fasterqk_lab.cli.reproduce import add_device, add_out
 from fasterqk_lab.configs import config_types
 
 if TYPE_CHECKING:
@@ -31,18 +31,14 @@ if TYPE_CHECKING:
 # Options of all commands that train: how they are read, and their help. Those that have the name of a field
 # of the configuration set it; where one is not given, the task has its own setting.
 TASK_OPTIONS: dict[str, tuple[Any, str, str]] = {
-    "seed": (int, "N", "seed of weights and batches (0)"),
-    "batch_size": (positive_int, "N", "examples per step"),
-    "weight_decay": (float, "W", "weight decay"),
-    "optimizer": (str, "NAME", "adamw (default) or sgd"),
-    "layers": (positive_int, "N", "depth of the model (the task's own)"),
-    "form": (str, "NAME", "another form of the task's data"),
     "data": (str, "FILE.jsonl", "your data, for task jsonl"),
-    "data_dir": (
-        str,
-        "DIR",
-        "data folder (default: $FASTERQK_DATA, checkout)",
-    ),
+    "form": (str, "NAME", "another form of the task's data"),
+    "seed": (a_seed, "N", "seed of weights and batches (0)"),
+    "batch_size": (positive_int, "N", "examples per step"),
+    "layers": (Whole(2000), "N", "depth of the model (the task's own)"),
+    "optimizer": (str, "NAME", "adamw (default) or sgd"),
+    "weight_decay": (float, "W", "weight decay"),
+    "data_dir": (str, "DIR", "data folder (default: $FASTERQK_DATA, checkout)"),
 }
 TRAIN_OPTIONS: dict[str, tuple[Any, str, str]] = {
     "qk_ratio": (positive_float, "R", "QK learning rate times R (1)"),
@@ -61,7 +57,7 @@ def configure_train(parser: Parser) -> None:
         "fasterqk-lab train jsonl --data mine.jsonl --qk-ratio 10 --out out",
         "fasterqk-lab train kvqa --qk-ratio 5                           # answers are generated",
     )
-    add_options(parser, TASK_OPTIONS | TRAIN_OPTIONS)
+    add_options(parser, TRAIN_OPTIONS | TASK_OPTIONS)
     parser.add_option("--out", str, "DIR", "results folder; a killed training goes on from its checkpoint")
     parser.add_argument("--force", action="store_true", help="train again what --out has already")
     add_device(parser)
@@ -180,9 +176,9 @@ def configure_tune(parser: Parser) -> None:
     parser.add_option("--ratios", list_of(positive_float), "R,...", ratios)
     parser.add_option("--epochs", positive_int, "N", "the most a run takes (default: the task's, at most 12)")
     parser.add_option("--patience", positive_int, "N", "epochs without a rise", default=3)
-    parser.add_option("--seeds", positive_int, "N", "seeds of the best values", default=3)
+    parser.add_option("--seeds", Whole(1000), "N", "seeds of the best values", default=3)
     add_out(parser)
-    parser.add_option("--workers", positive_int, "N", "runs at a time", default=2)
+    parser.add_option("--workers", Whole(1000), "N", "runs at a time", default=2)
     parser.add_argument("--force", action="store_true", help="do finished runs again")
     add_device(parser)
     add_json(parser)
@@ -247,16 +243,16 @@ def _show_tune(choice: dict[str, Any]) -> None:
 
 
 SYNTHETIC_OPTIONS: dict[str, tuple[Any, str, str, Any]] = {
-    "seed": (int, "N", "of the init, the sample and the held-out set", 0),
     "qk-ratio": (positive_float, "R", "QK rate / OV rate", 1.0),
-    "ramp-steps": (positive_int, "N", "reach the ratio linearly from 1 over so many steps", 0),
+    "seed": (a_seed, "N", "of the init, the sample and the held-out set", 0),
+    "ramp-steps": (Whole(10**9), "N", "reach the ratio linearly from 1 over so many steps", 0),
     "lr": (positive_float, "RATE", "base learning rate", 0.2),
     "optimizer": (str, "NAME", "sgd or adam", "sgd"),
     "init-scale": (positive_float, "S", "of both circuits", 1e-3),
     "gamma": (float, "SHARE", "of distinct tokens", 0.355),
     "context": (positive_int, "T", "tokens before the query", 63),
     "target-loss": (positive_float, "L", "where training ends", 0.001),
-    "max-steps": (positive_int, "N", "when it ends otherwise", 500_000),
+    "max-steps": (Whole(10**9), "N", "when it ends otherwise", 500_000),
 }
 SYNTHETIC_FLAGS = {
     "scaled": "divide scores by the square root of 50",
@@ -336,7 +332,7 @@ def configure_data(parser: Parser) -> None:
     chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     summary = "list the data of every task: what is found, its counts, what is missing"
     check = add_action(chosen, "check", summary, *lines)
-    add_data_dir(check)
+    check.add_option("--data-dir", *TASK_OPTIONS["data_dir"])
     add_json(check)
 
 

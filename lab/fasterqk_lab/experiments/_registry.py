@@ -6,17 +6,14 @@ The command line, ``reproduce all``, the documentation and the tests read this r
 
 import math
 import os
-import sys
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fasterqk.console import Progress, progress_bar
-from fasterqk.errors import InputError
+from fasterqk.console import progress_bar
+from fasterqk.errors import InputError, suggestion
 from fasterqk.files import canonical_json, check_output, plain
 from fasterqk_lab.configs import config_fields
 from fasterqk_lab.runs import Line, SweepError, read_cells, rounded, sweep, write_cells
@@ -87,9 +84,9 @@ _SHARED = {
 class Option:
     """One option of an experiment: ``--data-dir`` on the command line, ``data_dir=`` from Python.
 
-    ``kind`` is ``int`` (a whole number from 1), ``float`` (a finite number above 0), ``str`` or ``bool`` (a
-    flag). With ``many`` the value is a list, on the command line separated by commas, and ``choices`` are
-    those of its entries.
+    ``kind`` is ``int`` (a whole number from 1 to ``most``), ``float`` (a finite number above 0), ``str`` or
+    ``bool`` (a flag). With ``many`` the value is a list, on the command line separated by commas, and
+    ``choices`` are those of its entries.
     """
 
     name: str
@@ -99,6 +96,7 @@ class Option:
     choices: tuple[Any, ...] = ()
     many: bool = False
     metavar: str = ""
+    most: int = 1_000_000
 
     def check(self, value: Any) -> Any:
         """``value`` as the experiment takes it; an error that quotes it if it does not fit."""
@@ -114,10 +112,12 @@ class Option:
         if self.choices and value not in self.choices:
             raise InputError(f"{quoted} is not one of {', '.join(map(str, self.choices))}")
         if self.kind is int:
-            if not number or value != int(value):
+            if not number or not math.isfinite(value) or value != int(value):
                 raise InputError(f"{quoted} is not a whole number")
             if value < 1:
                 raise InputError(f"{quoted} is not at least 1")
+            if value > self.most:
+                raise InputError(f"{quoted} is above {self.most}, the most that it may be")
             return int(value)
         if self.kind is float:
             if not number or not math.isfinite(value) or value <= 0:
@@ -141,7 +141,7 @@ PROTOCOL_OPTION = Option(
 DATA_OPTION = Option("data_dir", str, "data folder (default: $FASTERQK_DATA, checkout)", metavar="DIR")
 # Options of every experiment that is made of cells.
 CELL_OPTIONS = (
-    Option("workers", int, "cells at a time", default=2),
+    Option("workers", int, "cells at a time", default=2, most=1000),
     Option("force", bool, "do finished cells again", default=False),
     Option("export", str, "also write every cell to FILE: .jsonl, .jsonl.gz or .jsonl.xz", metavar="FILE"),
     Option(
@@ -156,7 +156,7 @@ CELL_OPTIONS = (
 
 def seeds_option(default: int | None, help: str = "how many") -> Option:
     """The option ``seeds``."""
-    return Option("seeds", int, help, default=default)
+    return Option("seeds", int, help, default=default, most=1000)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Experiment:
 def find_experiment(name: str) -> Experiment:
     """The experiment with this name; imports its module."""
     if name not in EXPERIMENTS:
-        raise InputError(f"unknown experiment {name!r}; choose from {', '.join(EXPERIMENTS)}")
+        raise InputError(f"unknown experiment {name!r}{suggestion(str(name), list(EXPERIMENTS))}")
     module = import_module(f"fasterqk_lab.experiments.{_SHARED.get(name, name.replace('-', '_'))}")
     members = vars(module).values()
     return next(member for member in members if isinstance(member, Experiment) and member.name == name)
@@ -259,24 +259,6 @@ def _exported_options(experiment: Experiment, files: Sequence[str]) -> dict[str,
 
 
 # --- Cells: trained now, read from the store, or read from a file ---
-
-
-@contextmanager
-def sweep_progress(title: str, every: float = 60.0) -> Iterator[Progress]:
-    """A progress bar on a terminal; in a log one line per minute at most."""
-    if sys.stderr.isatty():
-        with progress_bar(title) as progress:
-            yield progress
-        return
-    last = time.monotonic()
-
-    def report(done: float, total: float, note: str = "") -> None:
-        nonlocal last
-        if time.monotonic() - last >= every:
-            last = time.monotonic()
-            print(f"{title}: {done / total:.0%} {note}".rstrip(), file=sys.stderr, flush=True)
-
-    yield report
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -393,7 +375,7 @@ class CellRunner:
         return str(write_values(path, [*kept, *self._values]))
 
     def _sweep(self, cells: Mapping[Any, Any], function: str, title: str, force: bool) -> list[Any]:
-        with sweep_progress(title) as progress:
+        with progress_bar(title) as progress:
             try:
                 options: Any = {"workers": self.workers, "force": force, "progress": progress}
                 return sweep(cells.values(), function, self.out, **options)

@@ -454,7 +454,7 @@ FUTURE_WORK = of_arms(
     options=(
         Option("parts", str, "which (default: both)", choices=PARTS, many=True),
         Option("optimizers", str, "on HateXplain (default: both)", choices=OPTIMIZERS, many=True),
-        Option("seeds", int, "how many (default: 5; with AdamW on HateXplain 3)"),
+        Option("seeds", int, "how many (default: 5; with AdamW on HateXplain 3)", most=1000),
     ),
     examples=("--parts toy --seeds 3 --json", "--parts toy --cells lab/paper/cells/future-work-toy.jsonl.xz"),
     needs_data=True,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fasterqk.console import duration_text, text_table
+from fasterqk.console import duration_text, progress_bar, text_table
 from fasterqk.errors import InputError, WorkError
 from fasterqk.files import plain as plain_data
 from fasterqk_lab.configs import content_hash
@@ -22,7 +22,6 @@ from fasterqk_lab.experiments._registry import (
     Experiment,
     Option,
     find_experiment,
-    sweep_progress,
 )
 from fasterqk_lab.experiments.table_sva import FOUND_RATES
 from fasterqk_lab.figures import effect_record, effect_text, save_document
@@ -290,7 +289,7 @@ def _sweep(asked: Mapping[str, tuple[str, Any]], out: Path, title: str) -> None:
     if not asked:
         return
     functions, configs = zip(*asked.values(), strict=True)
-    with sweep_progress(title) as progress:
+    with progress_bar(title) as progress:
         try:
             sweep(configs, functions, out, workers=WORKERS, progress=progress)
         except SweepError as error:

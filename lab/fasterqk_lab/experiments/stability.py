@@ -319,9 +319,9 @@ EXPERIMENT = Experiment(
     run,
     options=(
         seeds_option(3, "of the methods that decide: plain and qk_ratio=0.1"),
-        Option("exploratory_seeds", int, "of all other methods (default: as many)"),
+        Option("exploratory_seeds", int, "of all other methods (default: as many)", most=1000),
         Option("methods", str, "only these (default: all)", choices=tuple(METHODS), many=True),
-        Option("widths", int, "of plain and qk_ratio=0.1, beside 96 (default: 64,128)", many=True),
+        Option("widths", int, "of plain and qk_ratio=0.1, beside 96 (default: 64,128)", many=True, most=4096),
         Option("steps", int, "of every training", default=STEPS),
     ),
     examples=(

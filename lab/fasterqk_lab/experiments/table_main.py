@@ -128,7 +128,7 @@ EXPERIMENT = Experiment(
         PROTOCOL_OPTION,
         seeds_option(5),
         Option("squad", str, "SQuAD too, in this size (accuracy is exact match)", choices=tuple(SIZES)),
-        Option("squad_seeds", int, "how many of SQuAD", default=1),
+        Option("squad_seeds", int, "how many of SQuAD", default=1, most=1000),
         EPOCHS_OPTION,
     ),
     examples=("--squad small # with SQuAD, in a size for one core", "--protocol released --json"),

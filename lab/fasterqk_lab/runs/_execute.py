@@ -6,6 +6,7 @@ after another from the sweep that started it, and ends when that sweep is gone.
 
 import errno
 import faulthandler
+import inspect
 import json
 import os
 import pickle
@@ -172,6 +173,13 @@ def find_function(name: str) -> Callable[..., Any]:
     function = import_name(name, "function")
     if not callable(function):
         raise InputError(f"{name!r} is a {type(function).__name__}, no function")
+    try:
+        inspect.signature(function).bind(None, folder=None, progress=None)
+    except (TypeError, ValueError):  # ValueError: a builtin that does not say what it takes
+        raise InputError(
+            f"{name!r} does not take a configuration; a sweep calls {name.partition(':')[2]}(config,"
+            " folder=..., progress=...)"
+        ) from None
     return cast(Callable[..., Any], function)
 
 

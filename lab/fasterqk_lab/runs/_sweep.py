@@ -26,7 +26,6 @@ The cells are grid x arms x seeds, seed by seed: a sweep that is stopped early h
 a spec is a program. To read it is to import them, to sweep is to call them.
 """
 
-import difflib
 import itertools
 import math
 import os
@@ -42,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.console import Progress
-from fasterqk.errors import InputError, WorkError
+from fasterqk.errors import InputError, WorkError, suggestion
 from fasterqk.files import read_lines
 from fasterqk_lab.configs import config_defaults, config_types, content_hash
 from fasterqk_lab.runs._execute import (
@@ -305,7 +304,7 @@ def read_spec(path: str | os.PathLike[str]) -> Spec:
 def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
     for key in document:
         if key not in KEYS:
-            raise InputError(f"unknown key {key!r}{_suggestion(key, KEYS)}")
+            raise InputError(f"unknown key {key!r}{suggestion(key, KEYS)}")
     function = current_name(document.get("function", DEFAULT_FUNCTION))
     find_function(function)
     kind = _config_class(document.get("config", DEFAULT_CONFIG))
@@ -414,10 +413,4 @@ def _values(name: str, values: Any, where: str = "") -> list[Any]:
 def _check_field(kind: Any, name: str, where: str) -> None:
     names = list(config_types(kind))
     if name not in names:
-        raise InputError(f"{kind.__name__} has no field {name!r} (in [{where}]){_suggestion(name, names)}")
-
-
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    if near := difflib.get_close_matches(name, known):
-        return f"; did you mean {' or '.join(map(repr, near))}?"
-    return f"; there are {', '.join(known)}"
+        raise InputError(f"{kind.__name__} has no field {name!r} (in [{where}]){suggestion(name, names)}")

@@ -18,7 +18,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, suggestion
 from fasterqk.files import read_lines, user_cache
 
 
@@ -252,7 +252,7 @@ def check_task(name: str, form: str = "", file: str = "") -> None:
     Only task "jsonl" reads a ``file``.
     """
     if name not in TASKS:
-        raise InputError(f"unknown task {name!r}; choose from {', '.join(TASKS)}")
+        raise InputError(f"unknown task {name!r}{suggestion(str(name), list(TASKS))}")
     if form and form not in (known := task_module(name).FORMS):
         forms = ", ".join(map(repr, known))
         raise InputError(f"task {name!r} has no form {form!r}; its forms are {forms}")
@@ -315,6 +315,8 @@ def wrong_checksums(folder: Path) -> list[str]:
 def use_data_folder(folder: str | Path | None) -> Iterator[None]:
     """Make ``folder``, if one is given, the data folder of this process and of the workers it starts."""
     before = os.environ.get(VARIABLE)
+    if folder is not None and not Path(folder).is_dir():
+        raise InputError(f"--data-dir {str(folder)!r} is no folder")
     if folder:
         os.environ[VARIABLE] = str(folder)
     try:
@@ -395,6 +397,8 @@ _JSON_NAMES: dict[type, str] = {list: "list", dict: "object", str: "text", int: 
 def checksum(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InputError(f"{str(path)!r} is a pipe or a device; write it to a file first")
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:

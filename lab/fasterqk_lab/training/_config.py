@@ -18,7 +18,7 @@ DECAYS = ("coupled", "independent")
 SCHEDULES = ("cosine", "half-cosine", "constant")
 READ_POSITIONS = ("after", "last")
 POSITION_STARTS = ("random", "waves")
-MOST_LAYERS = 2000
+MOST_LAYERS, MOST_WEIGHTS, MOST = 2000, 10**9, 10**6
 # What they are: `fasterqk_lab.training._readings`.
 READINGS = ("heads", "plain", "residual", "carried")
 
@@ -206,6 +206,11 @@ class Model:
         _at_least(self, 1, "layers", "width", "heads", "head_width", "context")
         if self.layers > MOST_LAYERS:
             raise InputError(f"layers {self.layers}: at most {MOST_LAYERS} can be built")
+        inside = 4 * self.heads * self.head_width + 2 * self.mlp_width + self.context
+        if (weights := self.layers * self.width * inside) > MOST_WEIGHTS:
+            raise InputError(
+                f"a model with {weights:.1e} weights is too large; at most {MOST_WEIGHTS:.0e} are"
+            )
         _at_least(self, 0, "mlp_width", "dropout", "lora")
         _below_one(self, "dropout")
 
@@ -362,7 +367,9 @@ def _typed(field: "dataclasses.Field[Any]", value: Any) -> Any:
         if not math.isfinite(value):
             raise InputError(f"{field.name} {value!r} is not a finite number")
         return float(value)
-    if declared.startswith("int") and number and float(value).is_integer():
+    if declared.startswith("int") and number and (isinstance(value, int) or value.is_integer()):
+        if value > MOST and field.name != "seed":
+            raise InputError(f"{field.name} {value} is above {MOST}, the most that it may be")
         return int(value)
     if declared == "bool" and isinstance(value, bool):
         return value

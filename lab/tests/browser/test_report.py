@@ -3,12 +3,13 @@
 import json
 
 import pytest
+from tests.browser.chromium import HOSTILE
 
 from fasterqk_lab.figures import save_document, save_examples, save_table
 from fasterqk_lab.page import write_page
 
 SCRIPT = "<script>window.broken = true</script>"
-IMAGE = '"><img src=x onerror="window.broken = true">'
+IMAGE = HOSTILE
 ARMS = ["r = 1", f"r = 10 {SCRIPT}", "r = 100"]
 
 

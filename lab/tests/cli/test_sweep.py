@@ -84,8 +84,8 @@ def test_a_line_for_each_failure(tmp_path: Path, spec: str, capsys: pytest.Captu
         (["--shard", "3/2"], "'3/2' is not I/N"),
         (["--shard", "0/2"], "'0/2' is not I/N"),
         (["--shard", "one"], "'one' is not I/N"),
-        (["--workers", "0"], "'0' is not at least 1"),
-        (["--retries", "-1"], "'-1' is not a whole number of at least 0"),
+        (["--workers", "0"], "'0' is not a whole number from 1 to"),
+        (["--retries", "-1"], "'-1' is not a whole number from 0 to"),
         (["--backend", "slurm"], "'slurm'"),
     ],
 )

@@ -123,11 +123,11 @@ def test_the_printed_command_names_form_and_data_folder(capsys, tmp_path):
     ("options", "message"),
     [
         (["imdb"], "unknown task 'imdb'; choose from"),
-        (["agreement", "--rates", "1e-3,fast"], "'fast' is not a number"),
+        (["agreement", "--rates", "1e-3,fast"], "'fast' is not a finite number above 0"),
         (["agreement", "--rates", "0.5"], "rate 0.5 lies outside"),
         (["agreement", "--ratios", "5,5"], "each once"),
         (["hatexplain", "--data-dir", "/nonexistent"], "/nonexistent"),
-        (["agreement", "--seeds", "0"], "'0' is not at least 1"),
+        (["agreement", "--seeds", "0"], "'0' is not a whole number from 1 to"),
     ],
 )
 def test_bad_input_is_one_line_and_code_two(capsys, tmp_path, options, message):

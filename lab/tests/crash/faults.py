@@ -68,7 +68,7 @@ def read_only_folder(sweep: SweepUnderTest, generator: random.Random) -> dict[st
     out = sweep.folder / "read-only"
     out.mkdir()
     out.chmod(0o555)
-    process = sweep.start(out, prepare=_respect_permissions)
+    process = sweep.start(out, prepare=respect_permissions)
     told, problems = _one_line(process, 2, "Permission denied")
     if process.returncode == 0 and os.geteuid() == 0:
         return {"fault": name, "passed": None, "told": "this user may write everywhere", "problems": []}
@@ -77,7 +77,7 @@ def read_only_folder(sweep: SweepUnderTest, generator: random.Random) -> dict[st
     folders = [out, out / "runs", *Store(out).cells()]
     for folder in folders:
         folder.chmod(0o555)
-    problems.append(_refusal(sweep.start(out, prepare=_respect_permissions), 0))
+    problems.append(_refusal(sweep.start(out, prepare=respect_permissions), 0))
     for folder in folders:
         folder.chmod(0o755)
     return _verdict(name, told, problems)
@@ -176,7 +176,7 @@ def _limit_file_size() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE_LIMIT, FILE_SIZE_LIMIT))
 
 
-def _respect_permissions() -> None:
+def respect_permissions() -> None:
     """Root may write everywhere; without this capability it may not. A no-op for everybody else."""
     if os.geteuid() == 0 and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, 0, 0, 0)

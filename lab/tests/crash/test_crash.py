@@ -1,12 +1,14 @@
 """Real sweeps, really killed. `make crash` does the same with a hundred kills."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab.tests.crash import __main__ as crash
+from lab.tests.crash import lines
 from lab.tests.crash.__main__ import main
 from lab.tests.crash.faults import FAULTS
 from lab.tests.crash.kills import kill_at_random_moments
@@ -100,3 +102,36 @@ def test_the_command_prints_its_verdict(
     assert "something was lost" in output.err
     monkeypatch.setattr(crash, "FAULTS", ())
     assert main(["--kills", "1"]) == 0
+
+
+def test_every_option_takes_part_in_the_lines() -> None:
+    every = lines.make_lines(300, {"hostile": ["/dev/zero"], "store": ["store"]}, random.Random(0))
+    assert len(every) >= 300
+    for (program, words), parser in lines.leaves().items():
+        words_of = [line.words for line in every if line.program == program]
+        ours = [line for line in words_of if tuple(line[: len(words)]) == words]
+        assert ours
+        for action in parser._actions if words[0] != "reproduce" else ():
+            flags = action.option_strings
+            if flags and flags[0] != "-h":
+                assert any(word.partition("=")[0] in flags for line in ours for word in line), (words, flags)
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("1/0", "a traceback"),
+        ("__import__('time').sleep(99)", "waits for ever"),
+        ("while True: pass", "hangs"),
+        ("x = bytearray(b'x' * 10**9)", "took"),
+        ("__import__('os')._exit(7)", "exit code 7"),
+        ("__import__('os')._exit(1)", "fails without a word"),
+        ("open('.page.tmp', 'w')", "left .page.tmp behind"),
+    ],
+)
+def test_the_judge_of_lines_is_not_blind(code: str, problem: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lines, "WAITS", 2.0)
+    monkeypatch.setattr(lines, "HANGS", 1.0)
+    line = lines.Line(["-n1", "-r1", code], "timeit")
+    lines.run_line(line, tmp_path / "line", limit=0.6 + lines._look_at(os.getpgid(0), 0.0)[2] / 2**30)
+    assert any(problem in text for text in line.problems), line

@@ -86,7 +86,7 @@ def test_the_lab_exports_what_its_users_need():
 
 
 def test_unknown_names_and_options_are_one_line_with_the_choices(tmp_path):
-    with pytest.raises(InputError, match="unknown experiment 'fig5'; choose from fig2, fig2-init"):
+    with pytest.raises(InputError, match="unknown experiment 'fig5'; did you mean 'fig4'"):
         reproduce("fig5", tmp_path)
     with pytest.raises(InputError, match=r"fig4 has no option 'seed'; choose from out, M, optimizer$"):
         reproduce("fig4", tmp_path, seed=1)

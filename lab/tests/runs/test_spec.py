@@ -101,7 +101,7 @@ def test_resources_are_what_a_cell_takes_and_not_what_it_is(spec: Callable[[str]
     ("text", "words"),
     [
         ("[base]\nscal = 2\n", "Cell has no field 'scal' (in [base]); did you mean 'scale'?"),
-        ("[base]\nxyzzy = 2\n", "no field 'xyzzy' (in [base]); there are seed, scale, word"),
+        ("[base]\nxyzzy = 2\n", "no field 'xyzzy' (in [base]); choose from seed, scale, word"),
         ("[arms.a]\nsede = 2\n", "no field 'sede' (in [arms.a]); did you mean 'seed'"),
         ("[grid]\nworld = [1]\n", "no field 'world' (in [grid]); did you mean 'word'"),
         ("[gird]\n", "unknown key 'gird'; did you mean 'grid'"),
@@ -151,6 +151,11 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
         ("config = 'fasterqk_lab.training:train'\n", "is no dataclass"),
         ("config = 3\n", "no class 3"),
         ("function = 'train'\n", "no function 'train'"),
+        (
+            "function = 'os:system'\n",
+            "'os:system' does not take a configuration",
+        ),
+        ("function = 'builtins:dict'\n", "'builtins:dict' does not take a configuration"),
         ("seeds = [1\n", "is not TOML"),
         ("seeds = " + "[" * 100_000 + "\n", "is nested too deeply"),
         ("function = 'fasterqk_lab.training:trian'\n", "has no attribute 'trian'"),
@@ -162,7 +167,9 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
         ),
         ("[base]\ntask = 'sva'\nform = 'odd'\n", "task 'sva' has no form 'odd'; its forms are"),
         ("[base]\ntask = 'jsonl'\n", "needs the file with your data; write file = 'FILE.jsonl' in [base]"),
-        ("[base]\ntask = 'sva'\nlayers = 1_000_000_000\n", "layers 1000000000: at most 2000 can be built"),
+        ("[base]\ntask = 'sva'\nlayers = 3000\n", "layers 3000: at most 2000 can be built"),
+        ("[base]\ntask = 'sva'\nepochs = 1_000_000_000\n", "epochs 1000000000 is above 1000000"),
+        ("[base]\ntask = 'sva'\nwidth = 100_000\nmlp_width = 100_000\n", "weights is too large"),
         ("[base]\ntask = 'sva'\nlr = nan\n", "lr nan is not a finite number"),
         ("[base]\ntask = 'sva'\nfile = 'mine.jsonl'\n", "'mine.jsonl' belongs to task 'jsonl'"),
         (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from fasterqk.errors import InputError, WorkError, errors_name_standard_output
+from fasterqk.errors import InputError, WorkError, errors_name_standard_output, suggestion
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,11 +22,19 @@ if TYPE_CHECKING:
 _NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)  # and lists that begin with one
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Names the ceiling of every count behind its help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        most = getattr(action.type, "most", None)
+        return (action.help or "") + (f", at most {most}" if most and action.type is not a_seed else "")
+
+
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` whose errors are one line with exit code 2."""
+    """An ``ArgumentParser`` whose errors are one line, exit code 2, and name the option that was meant."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", _Help)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         # Read -1e-3, -inf and -1,2 as values, which types refuse, and not as options.
@@ -38,6 +46,18 @@ class Parser(argparse.ArgumentParser):
         """Add an option with one value, read by ``kind``; the help ends with its default, if it has one."""
         shown = "" if default is None else f" (default: {default})"
         self.add_argument(flag, type=kind, metavar=metavar, help=help + shown, default=default)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Before argparse complains that the option which was meant is missing.
+        if not any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions):
+            for word in args or ():
+                flag = word.partition("=")[0]
+                if flag == "--":
+                    break
+                if re.fullmatch(r"--\w[\w-]*", flag) and flag not in self._option_string_actions:
+                    near = suggestion(flag, list(self._option_string_actions))
+                    self.error(f"unrecognized arguments: {flag}{near}")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {' '.join(message.split())}", file=sys.stderr)
@@ -52,11 +72,6 @@ def examples(*lines: str) -> str:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``: one JSON document on standard output and nothing else there."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
-
-
-def add_out(parser: Parser) -> None:
-    """Add ``--out``, the results folder."""
-    parser.add_option("--out", str, "DIR", "results folder", default="out")
 
 
 # The folders that commands create in a results folder.
@@ -90,26 +105,32 @@ def prepare_half_precision() -> None:
         print(f"fasterqk: {line}", file=sys.stderr)
 
 
-def add_data_dir(parser: Parser) -> None:
-    """Add ``--data-dir``, the folder of the tasks' data."""
-    parser.add_option("--data-dir", str, "DIR", "data folder (default: $FASTERQK_DATA, checkout)")
-
-
 def add_action(actions: Any, name: str, summary: str, *lines: str) -> Parser:
     """Add an action of a command, such as ``list`` of ``runs``, with example lines; returns its parser."""
     parser: Parser = actions.add_parser(name, help=summary, description=summary, epilog=examples(*lines))
     return parser
 
 
-def positive_int(text: str) -> int:
-    """An argparse type: a whole number of at least one."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
-    return number
+class Whole:
+    """An argparse type: a whole number from ``least`` to ``most``, which the help of the option names."""
+
+    def __init__(self, most: int, least: int = 1) -> None:
+        self.least, self.most = least, most
+
+    def __call__(self, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = self.least - 1
+        if not self.least <= number <= self.most:
+            raise argparse.ArgumentTypeError(
+                f"{text[:40]!r} is not a whole number from {self.least} to {self.most}"
+            )
+        return number
+
+
+positive_int = Whole(1_000_000)
+a_seed = Whole(2**63 - 1, least=0)
 
 
 def positive_float(text: str) -> float:
@@ -117,8 +138,8 @@ def positive_float(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not math.isfinite(number) or number <= 0:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
     return number
 
@@ -129,6 +150,7 @@ def list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def parse(text: str) -> list[Any]:
         return [kind(part.strip()) for part in text.split(",")]
 
+    parse.most = getattr(kind, "most", None)  # type: ignore[attr-defined]
     return parse
 
 
@@ -161,8 +183,6 @@ def write_and_show(
 
     if arguments.output == "":
         raise InputError("--output '' is not a file name")
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
     check_output(path, reads=reads)
     write(path)
     opened = bool(arguments.open) and webbrowser.open(path.resolve().as_uri())
@@ -185,7 +205,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, handled like Ctrl-C: code that keeps its work on interruption does so here too."""
 
 
-class Program:
+class Program(NamedTuple):
     """A program with commands.
 
     ``commands`` maps each command to its summary. A command is a module of ``package`` with
@@ -195,24 +215,13 @@ class Program:
     """
 
     # Not a dataclass: importing that module would take longer than everything else here.
-    def __init__(
-        self,
-        *,
-        name: str,
-        version: str,
-        description: str,
-        package: str,
-        commands: Mapping[str, str],
-        welcome: str,
-        modules: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self.version = version
-        self.description = description
-        self.package = package
-        self.commands = commands
-        self.welcome = welcome
-        self.modules = modules or {}
+    name: str
+    version: str
+    description: str
+    package: str
+    commands: Mapping[str, str]
+    welcome: str
+    modules: Mapping[str, str] = {}
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one command line; returns the exit code."""
@@ -227,12 +236,9 @@ class Program:
                     # Flush here, where a closed pipe or a full disk can still be handled.
                     with errors_name_standard_output():
                         sys.stdout.flush()
-        except InputError as error:
+        except (InputError, WorkError) as error:
             print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-            return _INPUT
-        except WorkError as error:
-            print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-            return _MACHINE
+            return _INPUT if isinstance(error, InputError) else _MACHINE
         except KeyboardInterrupt as stop:
             print(f"{name}: stopped; what was finished is kept", file=sys.stderr)
             _drop_unwritten_output()
@@ -260,7 +266,7 @@ class Program:
         if words[0] not in self.commands:
             parser = self._parser()
             command = parser.parse_args(words[:1]).command
-            parser.error(f"unknown command {command!r}; choose from {', '.join(self.commands)}")
+            parser.error(f"unknown command {command!r}{suggestion(str(command), list(self.commands))}")
         configure, run = self.command(words[0])
         parser = Parser(prog=f"{self.name} {words[0]}", description=self.commands[words[0]])
         configure(parser)

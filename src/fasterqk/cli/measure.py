@@ -8,6 +8,8 @@ from typing import Any
 
 from fasterqk.cli.common import (
     Parser,
+    Whole,
+    a_seed,
     add_json,
     check_out,
     examples,
@@ -19,6 +21,7 @@ from fasterqk.console import print_json, print_table, progress_bar
 from fasterqk.errors import InputError
 
 _HALF = ("bfloat16", "float16")
+_MOST_DRAWS = 1000  # as in fasterqk.attention.statistics, which imports numpy
 _DATA = """\
 data: one JSON object per line, with
   "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
@@ -56,6 +59,7 @@ def configure(parser: Parser) -> None:
         " the same data",
     )
     parser.add_argument("--data", required=True, metavar="FILE.jsonl", help="your data, see below")
+    parser.add_option("--out", str, "DIR", "write a page and its tables into this folder")
     parser.add_argument(
         "--k",
         "--rationale-k",
@@ -80,7 +84,6 @@ def configure(parser: Parser) -> None:
         help="score attention to all tokens (default), or among words alone: without special tokens and, in a"
         " causal model, without the first token, where attention sinks gather",
     )
-    parser.add_option("--residual", float, "W", "weight of the identity in rollout", default=0.5)
     parser.add_argument(
         "--scores",
         action="append",
@@ -97,23 +100,24 @@ def configure(parser: Parser) -> None:
         help="how tokens are removed: delete, mask (replaced by the mask token), attention (hidden from it);"
         " of several the first gives the scores, all stand side by side (default: delete)",
     )
-    parser.add_option("--device", str, "NAME", "as torch calls it: cpu, cuda, cuda:1, mps")
-    kinds = ("float64", "float32", *_HALF)
-    parser.add_argument("--precision", choices=kinds, help="of the weights (default: as saved)")
-    parser.add_option("--batch-size", positive_int, "N", "instances at a time", default=32)
     parser.add_argument(
         "--null",
         type=_draws,
         default=1,
         metavar="none|random|N",
         help="how many random rankings per instance faithfulness and plausibility are compared with: none,"
-        " one (random), or N, which also gives the standard error of the null (default: random)",
+        " one (random), or N, which also gives the standard error of the null (default: random),"
+        f" at most {_MOST_DRAWS}",
     )
     intervals = "of the instances, for 95%% bootstrap intervals; 0 for none"
-    parser.add_option("--resamples", int, "N", intervals, default=1000)
-    parser.add_option("--seed", int, "N", "of random rankings and resamples", default=0)
+    parser.add_option("--resamples", Whole(100_000, least=0), "N", intervals, default=1000)
+    parser.add_option("--residual", float, "W", "weight of the identity in rollout", default=0.5)
+    parser.add_option("--seed", a_seed, "N", "of random rankings and resamples", default=0)
     parser.add_option("--eraser-out", str, "FILE", "write predictions and rationales in ERASER's format")
-    parser.add_option("--out", str, "DIR", "write a page and its tables into this folder")
+    parser.add_option("--device", str, "NAME", "as torch calls it: cpu, cuda, cuda:1, mps")
+    kinds = ("float64", "float32", *_HALF)
+    parser.add_argument("--precision", choices=kinds, help="of the weights (default: as saved)")
+    parser.add_option("--batch-size", positive_int, "N", "instances at a time", default=32)
     add_json(parser)
 
 
@@ -129,14 +133,14 @@ def _percentages(text: str) -> tuple[list[int], str]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a convention ({known}) nor a list like 5,10,20,50"
         )
-    return list_of(positive_int)(text), "up"
+    return list_of(Whole(100))(text), "up"
 
 
 def _draws(text: str) -> int:
     """An argparse type: ``none``, ``random`` (one draw) or a number of draws."""
     if text in ("none", "random"):
         return int(text == "random")
-    return positive_int(text)
+    return Whole(_MOST_DRAWS)(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -225,7 +229,7 @@ def _in_half_precision(arguments: argparse.Namespace) -> bool:
 def _saved_precision(config: Path) -> str | None:
     """The type of the weights by a config.json; None for a bad file, which loading reports later."""
     try:
-        document = json.loads(config.read_bytes())
+        document = json.loads(config.read_bytes() if config.is_file() else "")
         return str(document.get("dtype") or document.get("torch_dtype"))
     except (OSError, ValueError, RecursionError, AttributeError):
         return None
@@ -299,21 +303,12 @@ def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
 def _check(arguments: argparse.Namespace) -> None:
     from fasterqk.attention import Removal
     from fasterqk.attention.eraser import eraser_paths
-    from fasterqk.attention.statistics import MOST_DRAWS, MOST_RESAMPLES
     from fasterqk.files import check_output
 
     if arguments.rationale_k is None:
         arguments.rationale_k = _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
     for how in arguments.remove:
         Removal(how, 0 if how == "mask" else None, *arguments.rationale_k)  # raises before anything is read
-    if arguments.seed < 0:
-        raise InputError(f"--seed {arguments.seed} is negative")
-    for option, value, most in (
-        ("--resamples", arguments.resamples, MOST_RESAMPLES),
-        ("--null", arguments.null, MOST_DRAWS),
-    ):
-        if not 0 <= value <= most:
-            raise InputError(f"{option} {value} is not between 0 (none) and {most}")
     if len(arguments.model) > 1 and not arguments.resamples:
         raise InputError("--resamples 0: two models are compared by resampling; give at least 1")
     if len(arguments.model) > 1 and arguments.eraser_out:

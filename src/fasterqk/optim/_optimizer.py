@@ -5,7 +5,6 @@ It labels the model (``find_circuits``), assigns settings (``_groups``), splits 
 ``JointOptimizer``, in the last section, is two optimizers as one.
 """
 
-import difflib
 import importlib
 import inspect
 import re
@@ -19,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import nn
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, suggestion
 from fasterqk.labels.find import Labels, resting_on_names
 from fasterqk.labels.first_pass import FirstPass
 from fasterqk.labels.slices import Circuits, Per
@@ -73,8 +72,8 @@ def make_optimizer(
 
     ``qk_ratio=r`` multiplies the rates of W_Q *and* of W_K; attention depends on W_K W_Q^T. In the theory of
     one layer that product then learns r times as fast relative to W_O W_V with SGD, and about r^2 times with
-    Adam, whose steps do not depend on the size of gradients ("the product law", docs/theory.md). In whole
-    models this is a rule of thumb: embedding, MLP and head count, too.
+    Adam, whose steps do not depend on the size of gradients ("the product law", docs/theory-rates.md). In
+    whole models this is a rule of thumb: embedding, MLP and head count, too.
 
     Arguments:
         model: The model to train, on its final device and in its final dtype.
@@ -368,9 +367,7 @@ def _from_plain(config: Any, known: Sequence[str]) -> tuple[Any, dict[str, Any]]
     keys = {"optimizer", *known, *(takes or ())} - {"params", "self"}
     for key in config:
         if key not in keys and takes is not None:
-            near = difflib.get_close_matches(str(key), keys, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"keys are {', '.join(sorted(keys))}"
-            raise InputError(f"{key!r} is not a setting; {advice}")
+            raise InputError(f"{key!r} is not a setting{suggestion(str(key), sorted(keys))}")
     return kind, {key: value for key, value in config.items() if key != "optimizer"}
 
 

@@ -62,9 +62,11 @@ class WeightBounds:
             self._normed.append((args[0], output, module))
 
     @torch.no_grad()
-    def learn(self, block: AttentionBlock, scores: Scores) -> None:
+    def learn(self, block: AttentionBlock, scores: Scores, biased: bool) -> None:
         """Understand a block by the scores of one of its calls."""
         try:
+            if biased:
+                raise _NotBounded("its logits have additive biases")
             self._known[block.path] = _fitted(self._side(block, "q"), self._side(block, "k"), scores)
             self.unknown.pop(block.path, None)
         except _NotBounded as reason:
@@ -206,16 +208,12 @@ def _fitted(queries: tuple[_Side, Tensor], keys: tuple[_Side, Tensor], scores: S
     states = queries[1]
     half = states.element_size() < 4 or torch.is_autocast_enabled(states.device.type)
     tolerance, rounding = (5e-2, 1.2) if half else (1e-3, 1.0005)
-    for turned, select in ((False, Tensor.flatten), (True, _diagonal)):
+    for turned, select in ((False, Tensor.flatten), (True, lambda part: part.diagonal(dim1=-2, dim2=-1))):
         measured, expected = select(products.double()), select(plain)
         factor = float((measured * expected).sum() / expected.square().sum().clamp(min=1e-30))
         if float((measured - factor * expected).abs().amax()) <= tolerance * float(measured.abs().amax()):
             return _Bilinear(queries[0], keys[0], factor, turned, rounding)
     raise _NotBounded("its products do not follow from its weights alone (norms on queries or keys, ...)")
-
-
-def _diagonal(products: Tensor) -> Tensor:
-    return products.diagonal(dim1=-2, dim2=-1).flatten()
 
 
 def _whole(parameter: Any) -> Tensor:

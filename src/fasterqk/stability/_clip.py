@@ -38,6 +38,7 @@ from fasterqk.stability._logits import (
     AttentionBlock,
     EagerTraining,
     LogitTrace,
+    Observer,
     Watch,
     agreed_sizes,
     attention_blocks,
@@ -133,12 +134,10 @@ def qk_clip(
             else "qk_clip needs labels per head: circuits=find_circuits(model, heads=True)"
         )
     blocks = _clippable(model, attention_blocks(model, labelled), unwrapped(optimizer))
-    clip = QKClip(model, unwrapped(optimizer), blocks, float(threshold), float(alpha), log_only, group)
-    clip.compiled = compiled
-    return clip
+    return QKClip(model, unwrapped(optimizer), blocks, threshold, alpha, log_only, group, compiled)
 
 
-class QKClip:
+class QKClip(Observer):
     """The clip of one model and its optimizer, made by :func:`qk_clip`.
 
     ``last`` are the heads above the threshold in the last step, ``total`` counts such heads since the start,
@@ -156,16 +155,17 @@ class QKClip:
         alpha: float,
         log_only: bool,
         group: Any,
+        compiled: bool,
     ) -> None:
-        self.model, self.blocks = model, blocks
-        self.threshold, self.alpha, self.log_only = threshold, alpha, log_only
+        self.model, self.blocks, self.compiled = model, blocks, compiled
+        self.threshold, self.alpha, self.log_only = float(threshold), float(alpha), log_only
         self.last: list[Clipped] = []
         self.total = self.steps = self.exact_steps = 0
         self.bound = -math.inf
         self._group = group
         self._by_path = {scaled.block.path: scaled for scaled in blocks}
         self._unverified = set(self._by_path)
-        self._warned = self._ever_entered = self.compiled = False
+        self._warned = self._ever_entered = False
         self._blind: set[str] = set()
         self._sizes: dict[str, int] | None = None
         self._watched = [scaled.block for scaled in blocks]
@@ -176,11 +176,9 @@ class QKClip:
         self._eager.start()
 
     def __repr__(self) -> str:
-        heads = sum(scaled.heads for scaled in self.blocks)
-        settings = (
-            f"{len(self.blocks)} blocks, {heads} heads, threshold {self.threshold:g}, alpha {self.alpha:g}"
-        )
-        return f"QKClip({settings}{', log only' if self.log_only else ''})"
+        sizes = f"{len(self.blocks)} blocks, {sum(scaled.heads for scaled in self.blocks)} heads"
+        settings = f"threshold {self.threshold:g}, alpha {self.alpha:g}{', log only' * self.log_only}"
+        return f"QKClip({sizes}, {settings})"
 
     def log(self) -> dict[str, float]:
         """Numbers of the last step for a log: how many heads were clipped, their largest logit, the bound."""
@@ -194,12 +192,6 @@ class QKClip:
         self._eager.stop()
         self._watch.remove()
         self._step_hook.remove()
-
-    def __enter__(self) -> "QKClip":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
 
     def _see(self, block: AttentionBlock, scores: Scores) -> None:
         scaled = self._by_path[block.path]
@@ -350,8 +342,7 @@ class ScaledHeads:
         """Multiply the weights in place; entries with multiplier one keep their bits."""
         for name, numbers in self.multipliers(factors, alpha).items():
             if any(number != 1 for _, number in numbers):
-                parameter = model.get_parameter(name)
-                _local(parameter).mul_(_local_vector(parameter, numbers))
+                _multiply(model.get_parameter(name), numbers)
 
     def clipped(self, largest: Tensor, factors: Tensor) -> list[Clipped]:
         """The heads above the threshold."""
@@ -371,22 +362,16 @@ def _vector(shape: Sequence[int], numbers: Sequence[tuple[Slice, float]]) -> Ten
     return vector.reshape([-1 if dimension == axis else 1 for dimension in range(len(shape))])
 
 
-def _local(parameter: Any) -> Tensor:
-    """The memory of a parameter; for a sharded one, the shard of this process."""
-    local: Tensor = parameter.to_local() if hasattr(parameter, "placements") else parameter
-    return local.detach()
-
-
-def _local_vector(parameter: Any, numbers: Sequence[tuple[Slice, float]]) -> Tensor:
-    vector = _vector(parameter.shape, numbers)
+def _multiply(parameter: Any, numbers: Sequence[tuple[Slice, float]]) -> None:
+    """Multiply the slices of a parameter in place; of a sharded one, the shard of this process."""
+    vector, local = _vector(parameter.shape, numbers), parameter
     if hasattr(parameter, "placements"):
         from torch.distributed.tensor import distribute_tensor
 
-        mesh, axes = parameter.device_mesh, parameter.placements
         whole = vector.to(parameter.device).expand(parameter.shape).contiguous()
-        vector = distribute_tensor(whole, mesh, axes).to_local()
-    local = _local(parameter)
-    return vector.to(local.device, torch.promote_types(local.dtype, torch.float32))
+        vector = distribute_tensor(whole, parameter.device_mesh, parameter.placements).to_local()
+        local = parameter.to_local()
+    local.detach().mul_(vector.to(local.device, torch.promote_types(local.dtype, torch.float32)))
 
 
 def _clippable(
@@ -400,11 +385,8 @@ def _clippable(
     clippable = []
     for block in blocks:
         scaled = _scaled_heads(model, block)
-        weights = {
-            part.parameter: parameters[part.parameter]
-            for part, _ in scaled.parts
-            if parameters[part.parameter].dim() > 1
-        }
+        weights = {part.parameter: parameters[part.parameter] for part, _ in scaled.parts}
+        weights = {name: weight for name, weight in weights.items() if weight.dim() > 1}
         frozen = [name for name, weight in weights.items() if not weight.requires_grad]
         if len(frozen) == len(weights):
             continue
@@ -521,12 +503,12 @@ def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None
             stacklevel=2,
         )
         return
-    for original, rescaled in zip(plain, changed, strict=True):
+    width = min(tensor.element_size() for tensor in tensors.values())
+    for (original, precision), (rescaled, _) in zip(plain, changed, strict=True):
         expected = original * factors.to(original.device).view(1, -1, 1, 1)
         size = original.abs().amax()
-        tolerance = 1e-3 if next(iter(tensors.values())).element_size() >= 4 else 5e-2
-        if torch.is_autocast_enabled(original.device.type):
-            tolerance = 5e-2
+        half = min(precision, width) < 4 or torch.is_autocast_enabled(original.device.type)
+        tolerance = 5e-2 if half else 1e-3
         if bool(size.isfinite()) and not bool((rescaled - expected).abs().amax() <= tolerance * size):
             raise InputError(
                 f"the scores of {block.path or 'the model'} ({type(module).__name__}) do not follow the "
@@ -537,13 +519,14 @@ def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None
 
 def _scores(
     module: nn.Module, heads: int, tensors: dict[str, Tensor], args: Any, kwargs: Any
-) -> list[Tensor]:
-    """Run the module once more and return some rows of the products of every attention call."""
-    samples: list[Tensor] = []
+) -> list[tuple[Tensor, int]]:
+    """Run the module once more: some rows of the products of every call, and the bytes of a number there."""
+    samples: list[tuple[Tensor, int]] = []
 
     def see(scores: Scores) -> None:
         rows = torch.arange(min(_ROWS, scores.length))
-        samples.extend(products[:1].clone() for products, _, _ in scores.parts(None, rows))
+        formed = [products[:1].clone() for products, _, _ in scores.parts(None, rows)]
+        samples.extend((products, scores.like.element_size()) for products in formed)
 
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     hooks = {name: vars(module)[name] for name in ("_forward_pre_hooks", "_forward_hooks")}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -34,9 +34,9 @@ from fasterqk.stability._scores import (
     KernelScores,
     LogitTrace,
     Scores,
-    four_axes,
-    seen_inside,
+    by_head,
 )
+from fasterqk.trace.calls import seen_inside
 from fasterqk.trace.modules import head_counts, nothing_compiled
 
 # --- FlexAttention is not a torch function, so its name is replaced in the modules that call it ---
@@ -49,9 +49,9 @@ def _seen_flex(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call FlexAttention and show it; on a GPU the kernel itself returns the largest score of each row."""
     named: dict[str, Any] = {**dict(zip(_FLEX_ARGUMENTS, args, strict=False)), **kwargs}
     user_aux, mask = named.get("return_aux"), named.get("block_mask")
-    request: Any = getattr(sys.modules[_FLEX], "AuxRequest", None)  # None before torch 2.9
-    asks = bool(_traces and request and named["query"].is_cuda and not named.get("return_lse"))
+    asks = bool(_traces and named["query"].is_cuda and not named.get("return_lse"))
     if asks:
+        request = sys.modules[_FLEX].AuxRequest
         kwargs["return_aux"] = request(lse=bool(user_aux and user_aux.lse), max_scores=True)
     with unobserved():  # the kernel may be compiled, which an active mode would change
         output = kernel(*args, **kwargs)
@@ -96,6 +96,7 @@ class AttentionBlock:
     the logits (first row) and on the products (second row) of each head, raised by the training passes that
     ran compiled; None until a pass has shown the number of heads. ``ran``: such a pass was there.
     ``additive``: the code writes its softmax out, of more than products, so products have no bound.
+    ``shifted``: it subtracts the maximum first, so logits have none either.
     """
 
     path: str
@@ -106,9 +107,11 @@ class AttentionBlock:
     bound: Tensor | None = None
     ran: bool = False
     additive: bool = False
+    shifted: bool = False
 
     def make_bound(self, scores: Scores) -> None:
         """Make the tensor of the bounds, by the first scores that were seen."""
+        self.shifted |= scores.shifted
         if self.bound is None:
             shape, dtype = (2, scores.heads), torch.promote_types(scores.like.dtype, torch.float32)
             self.bound = torch.full(shape, -math.inf, dtype=dtype, device=scores.like.device)
@@ -251,10 +254,12 @@ def _bounded_softmax(
         with torch.no_grad():
             for block in _bounded:
                 try:
-                    logit = four_axes(input.detach(), block.heads).amax((0, 2, 3))
+                    logit = by_head(input.detach(), block.heads).amax((0, 2, 3))
                 except ValueError:
                     continue  # not attention of these heads
-                block.raise_bound(logit, torch.full_like(logit, math.inf) if block.additive else logit)
+                unknown = torch.full_like(logit, math.inf)
+                logit = unknown if block.shifted else logit
+                block.raise_bound(logit, unknown if block.additive else logit)
     return SOFTMAX(input, dim, _stacklevel, dtype)
 
 
@@ -390,6 +395,20 @@ class Watch:
         """Remove the hooks; a pass that has begun may still call them."""
         self._removed = True
         self._hooks.close()
+
+
+class Observer:
+    """What observes a model until ``remove()``; as a context manager, until its end."""
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
 
 class EagerTraining:

@@ -5,13 +5,9 @@ the product after a soft cap and with additive biases, if the model has them. On
 count. ``LogitTrace`` turns each attention call of the code that runs into ``Scores``.
 """
 
-import inspect
 import math
-import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -20,11 +16,13 @@ from torch import Tensor
 
 from fasterqk.trace.calls import (
     SCORES,
+    SDPA_SIGNATURE,
     AttentionTrace,
     Operation,
     carries,
+    four_axes,
     is_parameter,
-    scaled_dot_product_attention,
+    seen_inside,
 )
 
 # Masks add at least -10000 to a score, or put the smallest number there.
@@ -99,6 +97,7 @@ class Scores:
     length: int
     like: Tensor  # of the device and the precision of the scores
     capped = False
+    shifted = False  # the softmax gets the logits less the maximum of their row
     maxima: Tensor | None = None  # the largest logit of each head, if a kernel returns it
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -205,12 +204,13 @@ class KernelScores(Scores):
         maxima: Tensor | None = None,
         lse: Tensor | None = None,
     ) -> None:
-        self.like = self.query = four_axes(query.detach(), heads)
+        self.like = self.query = by_head(query.detach(), heads)
         self.heads, self.length = self.query.shape[1], self.query.shape[2]
         self.key = _key_axes(key.detach(), self.query)
         self.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         self.causal = causal
-        self.mask = None if mask is None else _mask_axes(mask.detach(), self.query, self.heads)
+        self.mask = None if mask is None else _mask_axes(mask.detach(), self.query)
+        self.bias = self.mask if self.mask is not None and self.mask.is_floating_point() else None
         self.score_mod, self.mask_mod = score_mod, mask_mod
         self.value = None if value is None else _key_axes(value.detach(), self.query)
         self.maxima = None if maxima is None else maxima.detach().amax((0, 2)).float()
@@ -224,19 +224,16 @@ class KernelScores(Scores):
         query, key = _lengths(self.query).amax(2), _lengths(self.key).amax(2)
         key = key.repeat_interleave(self.heads // key.shape[1], 1)
         bound = (query * key).amax(0) * (abs(self.scale) * _ROUNDING)
-        if self.lse is None or self._bias() is not None:
+        if self.lse is None or self.bias is not None:
             return bound
         return torch.minimum(bound, self.lse.detach().amax((0, 2)) + (_ROUNDING - 1) * bound)
 
     def logit_bounds(self) -> Tensor:
         """An upper bound on the logits of each head; infinite if a function changes them."""
-        bound, bias = self.bounds(), self._bias()
+        bound = self.bounds()
         if self.score_mod is not None:
             return torch.full_like(bound, math.inf)
-        return bound if bias is None else bound + bias.amax()
-
-    def _bias(self) -> Tensor | None:
-        return self.mask if self.mask is not None and self.mask.is_floating_point() else None
+        return bound if self.bias is None else bound + self.bias.amax()
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         device = self.query.device
@@ -264,24 +261,17 @@ class KernelScores(Scores):
                 visible = visible & mask
             else:
                 logits, visible = logits + mask, visible & (mask > _HIDDEN)
-        where = (torch.arange(len(products), device=products.device), heads, rows, keys)
         if self.mask_mod is None and self.score_mod is None:
             return products, logits, visible
-        with _indexed_by_tensors():
+        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+        where = (torch.arange(len(products), device=products.device), heads, rows, keys)
+        with TransformGetItemToIndex():  # these functions may index tensors by tensors
             if self.mask_mod is not None:
                 visible = visible & _for_all_pairs(self.mask_mod, 0)(*where)
             if self.score_mod is not None:
                 logits = _for_all_pairs(self.score_mod, 1)(logits, *where)
         return products, logits, visible
-
-
-def _indexed_by_tensors() -> AbstractContextManager[Any]:
-    """Let the functions of FlexAttention index tensors by tensors, as FlexAttention itself does."""
-    try:
-        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-    except ImportError:
-        return nullcontext()
-    return TransformGetItemToIndex()
 
 
 def _for_all_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
@@ -301,14 +291,16 @@ class WrittenScores(Scores):
         logits: Tensor,
         heads: int | None,
         capped: bool,
+        shifted: bool,
         factors: Sequence[Tensor] = (),
+        hidden: float = _HIDDEN,
     ) -> None:
         logits = logits[..., : products.shape[-1]]  # columns beyond the keys are attention sinks
         if products.shape != logits.shape:
             products = products.expand(logits.shape)
-        self.products, self.logits = four_axes(products, heads), four_axes(logits, heads)
+        self.products, self.logits = by_head(products, heads), by_head(logits, heads)
         self.heads, self.length, self.like = self.products.shape[1], self.products.shape[2], self.products
-        self.capped = capped
+        self.capped, self.shifted, self.hidden = capped, shifted, hidden
         for name, vectors in zip(("query", "key"), factors, strict=False):
             if vectors.shape[:-2].numel() == self.products.shape[:2].numel():
                 setattr(self, name, vectors.detach().reshape(-1, self.heads, *vectors.shape[-2:]))
@@ -318,7 +310,7 @@ class WrittenScores(Scores):
         if rows is not None:
             rows = rows.to(products.device)
             products, logits = products.index_select(2, rows), logits.index_select(2, rows)
-        yield _wide(products), _wide(logits), logits > _HIDDEN
+        yield _wide(products), _wide(logits), logits > self.hidden
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -332,51 +324,38 @@ def _lengths(vectors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(vectors, dim=-1, dtype=dtype)
 
 
-def four_axes(tensor: Tensor, heads: int | None) -> Tensor:
-    """``tensor`` as (batch, head, ...): code may keep (batch * head, ...), or groups of heads apart."""
-    shape = tensor.shape
-    if len(shape) == 4 and heads in (None, shape[1]):
-        return tensor
-    if len(shape) == 2:
-        return tensor[None, None]
-    if len(shape) == 3 and heads in (None, 1):
-        return tensor.unsqueeze(1)
-    if len(shape) == 3 and heads is not None and shape[0] % heads == 0:
-        return tensor.reshape(-1, heads, *shape[1:])
-    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
-        return tensor.flatten(1, 2)
-    if len(shape) > 4 and heads in (None, shape[-3]):
-        return tensor.flatten(0, -4)
-    raise ValueError(f"attention of shape {tuple(shape)} with {heads} heads")
+def by_head(tensor: Tensor, heads: int | None) -> Tensor:
+    """``tensor`` as (batch, head, ...); a ``ValueError`` if it is not attention of these heads."""
+    shaped = four_axes(tensor, heads)
+    if shaped is None and heads in (None, tensor.shape[-3]):
+        shaped = tensor.flatten(0, -4)
+    if shaped is None or heads not in (None, shaped.shape[1]):
+        raise ValueError(f"attention of shape {tuple(tensor.shape)} with {heads} heads")
+    return shaped
 
 
 def _key_axes(key: Tensor, query: Tensor) -> Tensor:
     """The keys of a kernel with four axes; they may have fewer heads than the queries."""
-    if key.dim() == 4:
-        return key
     if key.dim() > 4 and key.shape[:-3].numel() == len(query):
         return key.flatten(0, -4)
-    return key.reshape(len(query), -1, *key.shape[-2:])
+    return key if key.dim() == 4 else key.reshape(len(query), -1, *key.shape[-2:])
 
 
-def _mask_axes(mask: Tensor, query: Tensor, heads: int) -> Tensor:
+def _mask_axes(mask: Tensor, query: Tensor) -> Tensor:
     """A mask with four axes, each as long as that of the scores, or 1."""
-    if mask.dim() == 4 or mask.dim() == 2:
-        return mask if mask.dim() == 4 else mask[None, None]
     if mask.dim() == 3:
-        return (
-            mask.reshape(len(query), -1, *mask.shape[1:])
-            if len(mask) == len(query) * heads
-            else mask[:, None]
-        )
-    return mask.flatten(0, -4)
+        flat = len(mask) == query.shape[:2].numel()
+        return mask.reshape(len(query), -1, *mask.shape[1:]) if flat else mask[:, None]
+    return mask[None, None] if mask.dim() == 2 else mask.flatten(0, -4) if mask.dim() > 4 else mask
 
 
 # --- The trace: the scores that a block forms ---
 
-_MULTIPLIED = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
-_DIVIDED = {torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide}
-_SUBTRACTED = {torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__}
+_SCALED = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
+_SCALED |= {torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide}
+_SCALED |= {torch.multiply, Tensor.multiply, torch.divide, Tensor.divide}
+_SCALED |= {torch.neg, torch.negative, Tensor.neg, Tensor.neg_, Tensor.negative, Tensor.__neg__}
+_SUBTRACTED = {torch.sub, torch.subtract, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__}
 _TANH = {torch.tanh, Tensor.tanh, Tensor.tanh_, F.tanh}
 _SAME = "view reshape transpose permute contiguous float half bfloat16 double to type type_as clone flatten"
 _SAME += " unflatten unsqueeze squeeze swapaxes movedim __getitem__ view_as reshape_as moveaxis detach"
@@ -385,18 +364,19 @@ _RESHAPED = {getattr(home, name) for home in (Tensor, torch) for name in _SAME.s
 
 @dataclass(eq=False)
 class Products:
-    """The origin of a tensor of scores: its products of queries and keys are ``products`` times ``factor``.
+    """The origin of a tensor of scores: ``products``, the part of it that is queries times keys.
 
-    ``pure``: only factors were applied since. ``logits``: the scores before their maximum was subtracted.
-    ``vectors``: the queries and keys, where the product shows which axis is theirs.
+    ``pure``: that is all of it. ``logits``: the scores before their maximum was subtracted.
+    ``vectors``: the queries and keys, where the product shows which axis is theirs. ``hidden``: masked scores
+    are at most this.
     """
 
     products: Tensor
-    factor: float = 1.0
     pure: bool = True
     capped: bool = False
     logits: Tensor | None = None
     vectors: tuple[Tensor, ...] = ()
+    hidden: float = _HIDDEN
 
 
 class LogitTrace(AttentionTrace):
@@ -419,8 +399,8 @@ class LogitTrace(AttentionTrace):
             causal, mask = options.get("is_causal", False), options.get("attn_mask")
             self.saw(KernelScores, heads=self.heads, causal=causal, mask=mask, **named)
             return operation.run()
-        with self:
-            return seen_inside(operation.func)(*operation.args, **operation.kwargs)
+        with self:  # torch's function itself: training stays the same, bit for bit
+            return _MULTI_HEAD_INSIDE(*operation.args, **operation.kwargs)
 
     def saw(self, kind: Callable[..., Scores], *arguments: Any, **options: Any) -> None:
         """Pass the scores of one call on."""
@@ -450,9 +430,10 @@ class LogitTrace(AttentionTrace):
         logits = operation.tensors[0]
         origin: Products | None = getattr(logits, self.tag, None)
         if origin is not None:
-            shown = logits.detach() if origin.logits is None else origin.logits
-            products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
-            self.saw(WrittenScores, products, shown, self.heads, origin.capped, origin.vectors)
+            shifted = origin.logits is not None
+            shown = origin.logits if shifted else logits.detach()
+            about = origin.capped, shifted, origin.vectors, origin.hidden
+            self.saw(WrittenScores, origin.products, shown, self.heads, *about)
             delattr(logits, self.tag)  # autograd may keep the tensor
         return operation.run()
 
@@ -465,35 +446,52 @@ class LogitTrace(AttentionTrace):
         source, origins = tagged[0], [getattr(tensor, self.tag) for tensor in tagged]
         origin: Products = origins[0]
         others = [other for other in origins if other is not origin]
-        keeps_pure = func in _MULTIPLIED or func in _DIVIDED
-        if _in_place(func) and not keeps_pure and origin.products.data_ptr() == source.data_ptr():
+        if _in_place(func) and not (func in _SCALED and origin.pure):  # the products are to outlive this
             origin.products = origin.products.clone()
+            origin.logits = None if origin.logits is None else origin.logits.clone()
         output = operation.run()
         if not isinstance(output, Tensor) or not _holds(func, source, output):
             return output
         if func in _RESHAPED and args[0] is source:
             moved = output.detach() if origin.pure else func(origin.products, *args[1:], **kwargs)
             setattr(output, self.tag, replace(origin, products=moved))
-        elif keeps_pure and not others:
-            setattr(output, self.tag, _scaled(origin, func, args, output))
+        elif func in _SCALED and not others:
+            setattr(output, self.tag, _scaled(origin, operation, source, output))
         elif others and origin.pure and all(other.pure for other in others):
             setattr(output, self.tag, Products(output.detach()))  # a sum of products
         elif all(other.products is origin.products for other in others):
             before = origin.logits
-            if before is None and func in _SUBTRACTED and _is_row_value(args[-1]):
-                before = source.detach()
+            if before is None and func in _SUBTRACTED and isinstance(args[-1], Tensor):
+                # One number per row is its maximum.
+                before = source.detach() if args[-1].dim() > 2 and args[-1].shape[-1] == 1 else None
             capped = origin.capped or func in _TANH
-            setattr(output, self.tag, replace(origin, pure=False, capped=capped, logits=before))
+            origin = replace(origin, pure=False, capped=capped, logits=before)
+            second = bool(args) and args[0] is not source
+            factor = kwargs.get("alpha", 1) if second else 1
+            if func is Tensor.__rsub__ or (second and func in _SUBTRACTED):  # something minus the scores
+                factor = -factor
+            if factor != 1:
+                origin.products = origin.products * factor
+            setattr(output, self.tag, origin)
         return output
 
 
-def _scaled(origin: Products, func: Any, args: Any, output: Tensor) -> Products:
+def _scaled(origin: Products, operation: Operation, source: Tensor, output: Tensor) -> Products:
+    """The origin of scores that were multiplied, divided or negated: of its parts as of the whole."""
     if origin.pure:
         return replace(origin, products=output.detach())
-    number = next((argument for argument in args if isinstance(argument, int | float)), None)
-    if number is None or not origin.capped:
-        return origin
-    return replace(origin, factor=origin.factor * number if func in _MULTIPLIED else origin.factor / number)
+
+    def scaled(part: Tensor) -> Tensor:
+        arguments = [part if argument is source else argument for argument in operation.args]
+        with torch.no_grad():
+            return operation.func(*arguments, **operation.kwargs)
+
+    logits = None if origin.logits is None else scaled(origin.logits)
+    numbers = [argument for argument in operation.args if argument is not source]
+    hidden = origin.hidden  # a mask is scaled with the rest
+    if len(numbers) == 1 and (not isinstance(numbers[0], Tensor) or numbers[0].numel() == 1):
+        hidden = -abs(float(scaled(torch.full((1,), hidden, device=output.device))))
+    return replace(origin, products=scaled(origin.products), logits=logits, hidden=hidden)
 
 
 def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
@@ -503,27 +501,10 @@ def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
     return carries(func, source, output) or (func is torch.cat and output.dim() == source.dim())
 
 
-def _is_row_value(value: Any) -> bool:
-    """Whether ``value`` has one number per row, such as the maximum that is subtracted before a softmax."""
-    return isinstance(value, Tensor) and value.dim() > 2 and value.shape[-1] == 1
-
-
 def _in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
 
 
-@cache
-def seen_inside(func: Any, **names: Any) -> Callable[..., Any]:
-    """A copy of a torch function that skips its dispatch to active modes, so that a trace sees its inside.
-
-    ``names`` stand for other functions that it calls.
-    """
-    namespace = {**func.__globals__, "has_torch_function": lambda _: False, **names}
-    copy = types.FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
-
-
 SDPA, SOFTMAX, MULTI_HEAD = F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward
-SDPA_SIGNATURE = inspect.signature(scaled_dot_product_attention)  # torch's own is not known to Python
+_MULTI_HEAD_INSIDE = seen_inside(MULTI_HEAD)

@@ -1,16 +1,24 @@
-"""Inverse design (the ratio for a wanted attention at a wanted loss), and bounds on how the scales grow."""
+"""What follows from the solution: the ratio for a wanted attention, bounds on growth, four rates as one."""
 
 from dataclasses import dataclass
+from math import asin, pi, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
-from fasterqk.theory._path import RATIOS, Path
-from fasterqk.theory._setting import Setting, check_range, check_shapes
-from fasterqk.theory._sign import speed
-from fasterqk.theory._solve import LARGEST_TIME, check_loss, solve
+from fasterqk.theory._path import (
+    LEAST_FACTORIZED_START,
+    OPTIMIZERS,
+    RATIOS,
+    Path,
+    Setting,
+    check_number,
+    check_range,
+    check_shapes,
+)
+from fasterqk.theory._solve import LARGEST_MU_OV, LARGEST_TIME, check_loss, check_rate, sign_speed, solve
 
 
 def ratio_for(
@@ -64,7 +72,7 @@ def ratio_for(
     q = np.log(wanted / (1 - wanted) / setting.rho)
     if path.optimizer == "sign":
         travelled = np.abs(margin / wanted) - abs(path.mu0)
-        return ((q - path.q0) / (speed(setting) * travelled))[()]
+        return ((q - path.q0) / (sign_speed(setting) * travelled))[()]
     strength = path.qk_integral(np.asarray(path.coordinate(q))) / path.ov_integral(margin / wanted)
     return (strength / path.strength(1.0))[()]
 
@@ -111,7 +119,10 @@ def growth_bounds(
     """
     ratio = check_range("qk_ratio", qk_ratio, *RATIOS)
     time = check_range("times", times, 0.0, LARGEST_TIME)
-    room = 1 - solve(setting, ratio, time=time, eta_ov=eta_ov).alpha if delta is None else np.asarray(delta)
+    if delta is None:
+        room = 1 - solve(setting, ratio, time=time, eta_ov=eta_ov).alpha
+    else:
+        room, eta_ov = check_range("delta", delta, 0.0, 1.0), check_rate(eta_ov)
     alpha0 = setting.uniform_attention
     slow = np.log1p(eta_ov * alpha0 / (setting.M * setting.b) * time)
     fast = np.log1p(eta_ov * alpha0 / setting.b * time) / alpha0
@@ -149,18 +160,81 @@ def saturated_remainder(
         The remainder, of the broadcast shape of the arguments.
 
     Raises:
-        InputError: ``mu_qk`` is missing, or the ratio is outside its range.
+        InputError: ``mu_qk`` is missing, or a number is outside its range.
 
     >>> state = solve(Setting(), 10, mu_ov=1e4)
     >>> f"{1 - state.alpha:.2e}, {saturated_remainder(Setting(), 10, 1e4):.2e}"
     '1.25e-07, 1.25e-07'
     """
     path = Path.of(setting, parameterization)
-    mu = np.asarray(mu_ov, dtype=float)
+    mu = check_range("mu_ov", mu_ov, LEAST_FACTORIZED_START, LARGEST_MU_OV)
     h = mu / setting.gamma_ov if path.factorized_ov else mu**2 / 2
     odds = path.strength(qk_ratio) * h
     if path.factorized_qk:
         if mu_qk is None:
             raise InputError(f"{path.parameterization} needs mu_qk as well as mu_ov")
-        odds = odds * np.asarray(mu_qk, dtype=float)
+        odds = odds * check_range("mu_qk", mu_qk, LEAST_FACTORIZED_START, LARGEST_MU_OV)
     return (1 / odds)[()]
+
+
+# --- Factorized circuits: the product law ---
+
+
+def pattern_share(classes: int) -> float:
+    """p_M: the share of inner coordinates of a factorized OV circuit that separate two given classes.
+
+    Sign descent gives a coordinate one sign per class: whether its start is above or below the mean of all
+    classes. For Gaussian starts two classes differ with probability 1/2 + arcsin(1/(M-1))/pi.
+
+    >>> [round(pattern_share(classes), 3) for classes in (2, 3, 4, 100)]
+    [1.0, 0.667, 0.608, 0.503]
+    """
+    check_number("classes", classes, 2, 1e6)
+    return 0.5 + asin(1 / (classes - 1)) / pi
+
+
+def product_law(
+    q: float,
+    k: float,
+    v: float = 1.0,
+    o: float = 1.0,
+    *,
+    optimizer: str,
+    classes: int = 2,
+    qk_width: int = 1,
+    ov_width: int = 1,
+) -> float:
+    """The single ratio equivalent to separate learning rates of W_Q, W_K, W_V and W_O.
+
+    The rates enter only through R = q k / (v o). With ``"gradient_flow"`` the result is sqrt(R), the
+    ``qk_ratio`` of FAFO with equal rates within a circuit; it is exact for factors that are balanced with
+    their rates. With ``"sign"`` it is R h_QK / (h_OV p_M), the ratio of collapsed sign descent, where h is
+    the width of the factors and p_M is :func:`pattern_share`; it holds for small starts that leave the
+    background alone.
+
+    Arguments:
+        q, k, v, o: Learning rates of the four factors, relative to a common base.
+        optimizer: ``"gradient_flow"`` or ``"sign"``.
+        classes: The number of classes M (``"sign"``).
+        qk_width: The inner width of the QK factors (``"sign"``).
+        ov_width: The inner width of the OV factors (``"sign"``).
+
+    Returns:
+        The ratio to give to :func:`solve`.
+
+    Raises:
+        InputError: A rate is outside its range, or the optimizer is unknown.
+
+    >>> product_law(9, 1, optimizer="gradient_flow"), product_law(3, 3, 1, 1, optimizer="sign")
+    (3.0, 9.0)
+    """
+    for name, value in (("q", q), ("k", k), ("v", v), ("o", o)):
+        check_number(name, value, 1e-12, 1e12)
+    for name, width in (("qk_width", qk_width), ("ov_width", ov_width)):
+        check_number(name, width, 1, 1e6)
+    if optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer {optimizer!r} is unknown; choose from {', '.join(OPTIMIZERS)}")
+    product = q * k / (v * o)
+    if optimizer == "gradient_flow":
+        return sqrt(product)
+    return product * qk_width / (ov_width * pattern_share(classes))

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.theory._path import RATIOS, Path
-from fasterqk.theory._setting import Floats, Setting, check_range
+from fasterqk.theory._path import RATIOS, Floats, Path, Setting, check_range
 from fasterqk.theory._solve import check_loss, check_rate
 
 with needs_extra("theory"):

@@ -1,9 +1,8 @@
 """The exact state of training at a loss, a time or an OV scale, for any number of ratios at once.
 
-Sign descent is explicit (``_sign.py``); the rest of this module is about gradient flow.
-
-``solve`` looks for the coordinate c of ``Path``: at an OV scale it is a Wright omega function or one root,
-at a loss one root. Only time needs an integral, one quadrature that all points of a ratio share (``Clock``).
+Sign descent is explicit and comes last; the rest of this module is about gradient flow. There ``solve``
+looks for the coordinate c of ``Path``: at an OV scale it is a Wright omega function or one root, at a loss
+one root. Only time needs an integral, one quadrature that all points of a ratio share (``Clock``).
 """
 
 from dataclasses import dataclass, field
@@ -14,16 +13,24 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.theory._path import RATIOS, Lookup, Path, increasing_roots
-from fasterqk.theory._setting import Floats, Setting, check_range, check_shapes
-from fasterqk.theory._sign import sign_state
+from fasterqk.theory._path import (
+    RATIOS,
+    Floats,
+    Lookup,
+    Path,
+    Setting,
+    check_number,
+    check_range,
+    check_shapes,
+    increasing_roots,
+)
 
 with needs_extra("theory"):
-    from scipy.special import wrightomega
+    from scipy.special import expit, wrightomega
 
 LEAST_LOSS = 1e-300
 LARGEST_TIME = 1e300
-_LARGEST_MU_OV = 1e30
+LARGEST_MU_OV = 1e30
 _LARGEST_MARGIN = 700.0  # e^700: times beyond this overflow a float
 _TINY = 1e-290
 
@@ -110,8 +117,7 @@ def solve(
 
     Raises:
         InputError: An argument is outside its range, the loss is not below that of the start, or the shapes
-        do
-            not broadcast.
+            do not broadcast.
 
     >>> state = solve(Setting(M=5, b=50, m=5, n=50), qk_ratio=[0.01, 1, 100], loss=1e-4)
     >>> state.alpha.round(4)
@@ -123,60 +129,48 @@ def solve(
     """
     path = Path.of(setting, parameterization, mu0, q0, optimizer)
     rate = check_rate(eta_ov)
-    strength = path.strength(qk_ratio)
+    checked = check_range("qk_ratio", qk_ratio, *RATIOS)
     targets = {"loss": loss, "time": time, "mu_ov": mu_ov}
     chosen = [name for name, value in targets.items() if value is not None]
     if len(chosen) != 1:
         raise InputError(f"give one of loss, time and mu_ov, not {' and '.join(chosen) or 'none of them'}")
     name = chosen[0]
     target = _check_target(path, name, targets[name])
-    ratio, target = check_shapes(**{"qk_ratio": np.asarray(qk_ratio, dtype=float), name: target})
+    ratio, target = check_shapes(**{"qk_ratio": checked, name: target})
 
-    def shaped(flat_array: Floats) -> Any:
-        return flat_array.reshape(target.shape)[()]
-
+    ratios, targets_flat = np.ravel(ratio), np.ravel(target)
     if path.optimizer == "sign":
-        state = sign_state(path, np.ravel(ratio), name, np.ravel(target), rate)
-        return Solution(
-            path=path,
-            eta_ov=rate,
-            qk_ratio=ratio[()],
-            mu_ov=shaped(state.mu_ov),
-            mu_qk=shaped(state.mu_qk),
-            alpha=shaped(state.alpha),
-            loss=shaped(state.loss),
-            effective_ratio=shaped(np.ravel(ratio)),
-            _coordinate=None,
-            _known_time=shaped(state.time),
-        )
-    flat = np.ravel(np.broadcast_to(strength, target.shape)), np.ravel(target)
-    if name == "loss":
-        margin = np.maximum(setting.margin(flat[1]), path.start_margin)
-        c = _coordinate_at_margin(path, flat[0], margin)
-    elif name == "time":
-        c = _coordinate_at_time(path, *flat, rate)
+        c, effective = None, ratios
+        mu, q, alpha, final_loss, when = _sign_state(path, ratios, name, targets_flat, rate)
     else:
-        c = _coordinate_at_mu_ov(path, *flat)
+        c, (mu, q, alpha, final_loss, when) = _flow_state(path, ratios, name, targets_flat, rate)
+        speed_ov, speed_qk = path.speedups(mu, q)
+        effective = ratios * speed_qk / speed_ov
+    numbers = (mu, q, alpha, final_loss, effective, c, when)
+    shaped = [None if number is None else number.reshape(target.shape)[()] for number in numbers]
+    return Solution(path, rate, ratio[()], *shaped)
+
+
+# mu_ov, mu_qk, alpha, the loss, and the time if it is known; one-dimensional arrays of one length.
+State = tuple[Floats, Floats, Floats, Floats, Floats | None]
+
+
+def _flow_state(path: Path, ratio: Floats, name: str, target: Floats, eta_ov: float) -> tuple[Floats, State]:
+    """The coordinates and states of gradient flow at which ``name`` has the values ``target``."""
+    strength = path.strength(ratio)
+    if name == "loss":
+        margin = np.maximum(path.setting.margin(target), path.start_margin)
+        c = _coordinate_at_margin(path, strength, margin)
+    elif name == "time":
+        c = _coordinate_at_time(path, strength, target, eta_ov)
+    else:
+        c = _coordinate_at_mu_ov(path, strength, target)
     q = path.mu_qk(c)
     alpha = 1 / (1 + 1 / path.odds(q))
     if name == "loss":
-        mu, final_loss = np.maximum(margin / alpha, path.mu0), flat[1]
-    else:
-        mu = flat[1] if name == "mu_ov" else path.mu_ov(path.qk_integral(c) / flat[0])
-        final_loss = setting.loss(alpha * mu)
-    speed_ov, speed_qk = path.speedups(mu, q)
-    return Solution(
-        path=path,
-        eta_ov=rate,
-        qk_ratio=ratio[()],
-        mu_ov=shaped(mu),
-        mu_qk=shaped(q),
-        alpha=shaped(alpha),
-        loss=shaped(final_loss),
-        effective_ratio=shaped(np.ravel(ratio) * speed_qk / speed_ov),
-        _coordinate=shaped(c),
-        _known_time=target[()] if name == "time" else None,
-    )
+        return c, (np.maximum(margin / alpha, path.mu0), q, alpha, target, None)
+    mu = target if name == "mu_ov" else path.mu_ov(path.qk_integral(c) / strength)
+    return c, (mu, q, alpha, path.setting.loss(alpha * mu), target if name == "time" else None)
 
 
 def trajectory(
@@ -223,7 +217,7 @@ def trajectory(
 
 def check_rate(eta_ov: float) -> float:
     """``eta_ov`` as a float if it is a learning rate; otherwise an InputError."""
-    return float(check_range("eta_ov", eta_ov, 1e-12, 1e12))
+    return check_number("eta_ov", eta_ov, 1e-12, 1e12)
 
 
 def check_loss(path: Path, loss: ArrayLike) -> Floats:
@@ -242,7 +236,7 @@ def _check_target(path: Path, name: str, value: Any) -> Floats:
         return check_loss(path, value)
     if name == "time":
         return check_range("time", value, 0.0, LARGEST_TIME)
-    return check_range("mu_ov", value, path.mu0, _LARGEST_MU_OV)
+    return check_range("mu_ov", value, path.mu0, LARGEST_MU_OV)
 
 
 # --- The coordinate at an OV scale, at a loss and at a time ---
@@ -270,16 +264,12 @@ def _coordinate_at_margin(path: Path, strength: Floats, margin: Floats) -> Float
 
     Zero where rounding has put the margin at or below that of the start.
     """
-    highest = margin / path.start_alpha  # attention only grows, so mu_ov = margin / alpha is at most this
-    moved = highest > path.mu0
+    moved = margin / path.start_alpha > path.mu0
     c = np.zeros_like(margin)
-    c[moved] = _at_margin(path, strength[moved], margin[moved], highest[moved])
-    return c
-
-
-def _at_margin(path: Path, strength: Floats, margin: Floats, highest: Floats) -> Floats:
-    if not len(margin):
-        return margin
+    if not moved.any():
+        return c
+    strength, margin = strength[moved], margin[moved]
+    highest = margin / path.start_alpha  # attention only grows, so mu_ov = margin / alpha is at most this
     # A lower bound: alpha <= start_alpha e^(q - q0), so until q has grown by ln(highest / between)
     # mu_ov is at least `between`; and it is never below the margin itself.
     between = np.sqrt(highest) * np.sqrt(np.maximum(margin, path.mu0))
@@ -305,7 +295,8 @@ def _at_margin(path: Path, strength: Floats, margin: Floats, highest: Floats) ->
         fall = mu * (1 / path.setting.gamma_ov if path.factorized_ov else mu) / (1 + odds)
         return value, now * ((1 + odds) / integral + (q if path.factorized_qk else 1.0) * fall / h)
 
-    return increasing_roots(excess, low, high, guess)
+    c[moved] = increasing_roots(excess, low, high, guess)
+    return c
 
 
 def _coordinate_at_integral(path: Path, integral: Floats) -> Floats:
@@ -536,3 +527,62 @@ def _far_end(path: Path, strength: Floats, steps: float) -> Floats:
     low, high = lookup.position(first), lookup.position(limit)
     wanted = _spread(path, strength, low, lookup) + steps
     return lookup.at(_at_spread(path, strength, wanted, low, high, lookup))[0]
+
+
+# --- Sign descent of collapsed circuits: every entry moves at the same speed ---
+#
+# Sign descent (Adam without memory) moves each entry of a matrix by its learning rate against the sign of its
+# gradient. If tokens are basis vectors, the signs of the population gradient are known. W_OV grows at (class
+# y, tokens of y) and shrinks at (other classes, tokens of y), whatever the weights. W_QK moves at (token of
+# y, query of y): up while mu_ov > 0, down while mu_ov < 0, because a model whose values vote for the wrong
+# class gains by looking away. All other entries have gradient zero. Let mu_ov be the difference that an
+# attended class token makes between the logits of its class and of any other class. Then
+#
+#     mu_ov = mu0 + 2 eta_ov t,        mu_qk = q0 + (r/2) (|mu_ov| - |mu0|),
+#
+# independent of b, of M and of the kind of query. At mu_ov = 0 the gradient of W_QK is zero; there the
+# query-key circuit changes direction, or starts if mu0 = 0.
+
+
+def sign_speed(setting: Setting) -> float:
+    """dmu_qk / dmu_ov at ratio one: 1/2, or 1 with one-hot background, whose scores fall at the same time."""
+    return 0.5 if setting.common is None else 1.0
+
+
+def _sign_state(path: Path, ratio: Floats, name: str, target: Floats, eta_ov: float) -> State:
+    """The states of sign descent at which ``name`` has the values ``target``."""
+    if name == "loss":
+        margin = np.maximum(path.setting.margin(target), path.start_margin)
+        mu, q, alpha = _sign_at_margin(path, ratio, margin)
+        return mu, q, alpha, target, (mu - path.mu0) / (2 * eta_ov)
+    with np.errstate(over="ignore"):
+        mu = target if name == "mu_ov" else path.mu0 + 2 * eta_ov * target
+        time = target if name == "time" else (mu - path.mu0) / (2 * eta_ov)
+        q = path.q0 + ratio * sign_speed(path.setting) * (np.abs(mu) - abs(path.mu0))
+        alpha = expit(np.log(path.setting.rho) + q)
+        return mu, q, alpha, path.setting.loss(alpha * mu), time
+
+
+def _sign_at_margin(path: Path, ratio: Floats, margin: Floats) -> tuple[Floats, Floats, Floats]:
+    """mu_ov, mu_qk and alpha at which alpha * mu_ov equals ``margin``.
+
+    With l = |margin|, |mu_ov| = l + l/W and W = rho e^q the law reads, for u = (r/2) l / W,
+
+        u + ln u = ln(r l / 2) - ln rho - q0 + (r/2) (|mu0| - l)
+
+    (with r in place of r/2 if the background is one-hot), so u is Wright's omega function of the right side
+    and no root has to be searched.
+    """
+    size, rho = np.abs(margin), path.setting.rho
+    moved = size > 0  # at margin zero mu_ov is zero, whatever the ratio
+    half = ratio * sign_speed(path.setting)
+    with np.errstate(divide="ignore"):
+        log_size = np.log(half * size)
+    lag = half * (size - abs(path.mu0))
+    omega = wrightomega(log_size - np.log(rho) - path.q0 - lag)
+    scale = size + omega / half
+    # Two forms of the same number; the second loses its digits if the circuit has gone back a long way.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        q = np.where(moved & (lag < 0), log_size - np.log(omega) - np.log(rho), path.q0 + lag + omega)
+        alpha = np.where(moved, size / scale, expit(np.log(rho) + q))
+    return np.copysign(scale, margin), q, alpha

@@ -10,12 +10,12 @@ import inspect
 import math
 import re
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Literal, Self
 
 import torch
@@ -27,10 +27,15 @@ from torch.overrides import TorchFunctionMode
 from fasterqk.errors import InputError
 from fasterqk.trace.modules import head_counts, is_attention
 
-# --- Kernels in plain operations: the same arguments as in torch, and the same values up to rounding ---
+# --- Kernels in plain operations, with the same values up to rounding ---
 
 
-def scaled_dot_product_attention(
+def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention`` through a visible softmax."""
+    return _attend(*args, **kwargs)[0]
+
+
+def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -39,8 +44,8 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` through a visible softmax."""
+) -> tuple[Tensor, Tensor]:
+    """The context, and the weights that made it."""
     if enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key = key.repeat_interleave(groups, -3)
@@ -57,67 +62,46 @@ def scaled_dot_product_attention(
             scores = scores + attn_mask
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
-    probabilities = F.softmax(scores, -1)
+    weights = F.softmax(scores, -1)
     if hidden is not None or attn_mask is not None:
         # A row with every key masked has no distribution: torch returns zeros there, softmax NaN.
-        probabilities = probabilities.masked_fill(scores.amax(-1, keepdim=True) == -math.inf, 0.0)
+        weights = weights.masked_fill(scores.amax(-1, keepdim=True) == -math.inf, 0.0)
     if dropout_p > 0:
-        probabilities = F.dropout(probabilities, dropout_p)
-    return torch.matmul(probabilities, value)
+        weights = F.dropout(weights, dropout_p)
+    return torch.matmul(weights, value), weights
+
+
+def seen_inside(func: Any, **names: Any) -> Callable[..., Any]:
+    """A copy of a torch function that skips its dispatch to active modes, so that a trace sees its inside.
+
+    ``names`` stand for other functions that it calls.
+    """
+    namespace = {**func.__globals__, "has_torch_function": lambda _: False, **names}
+    copy = types.FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
 
 
 def multi_head_attention_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """``torch.nn.functional.multi_head_attention_forward`` (query is (length, batch, width))."""
-    bound = _MULTI_HEAD.bind(*args, **kwargs)
+    """``torch.nn.functional.multi_head_attention_forward`` through the kernel above."""
+    bound = MULTI_HEAD_SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
-    options = SimpleNamespace(**bound.arguments)
-    states, padding = (options.query, options.key, options.value), options.key_padding_mask
-    unbatched = options.query.dim() == 2
-    if unbatched:
-        states = tuple(part.unsqueeze(1) for part in states)
-        padding = None if padding is None else padding.unsqueeze(0)
-    length, batch, width = states[0].shape
-    if options.use_separate_proj_weight:
-        weights = (options.q_proj_weight, options.k_proj_weight, options.v_proj_weight)
-    else:
-        weights = options.in_proj_weight.chunk(3)
-    biases = (None, None, None) if options.in_proj_bias is None else options.in_proj_bias.chunk(3)
-    q, k, v = map(F.linear, states, weights, biases)
-    if options.bias_k is not None and options.bias_v is not None:
-        k = torch.cat([k, options.bias_k.expand(1, batch, -1)])
-        v = torch.cat([v, options.bias_v.expand(1, batch, -1)])
+    options = bound.arguments
+    asked, options["need_weights"] = options["need_weights"], False
+    formed: list[Tensor] = []
 
-    def heads(part: Tensor, static: Tensor | None = None) -> Tensor:
-        if static is not None:
-            return static.view(batch, options.num_heads, -1, static.shape[-1])
-        return part.reshape(part.shape[0], batch, options.num_heads, -1).permute(1, 2, 0, 3)
+    def kernel(*parts: Any) -> Tensor:
+        context, weights = _attend(*parts)
+        formed.append(weights)
+        return context
 
-    q, k, v = heads(q), heads(k, options.static_k), heads(v, options.static_v)
-    if options.add_zero_attn:
-        k, v = (F.pad(part, (0, 0, 0, 1)) for part in (k, v))
-    scores = torch.matmul(q / math.sqrt(q.shape[-1]), k.transpose(-2, -1))
-    if options.attn_mask is not None:
-        mask = options.attn_mask
-        scores = _masked(scores, mask if mask.dim() == 2 else mask.view(batch, options.num_heads, length, -1))
-    if padding is not None:
-        scores = _masked(scores, padding[:, None, None, :])
-    dropped = F.dropout(F.softmax(scores, -1), options.dropout_p, options.training)
-    context = torch.matmul(dropped, v).permute(2, 0, 1, 3).reshape(length, batch, width)
-    output = F.linear(context, options.out_proj_weight, options.out_proj_bias)
-    shown = (dropped.mean(1) if options.average_attn_weights else dropped) if options.need_weights else None
-    if unbatched:
-        output, shown = output.squeeze(1), None if shown is None else shown.squeeze(0)
-    return output, shown
+    output, _ = seen_inside(F.multi_head_attention_forward, scaled_dot_product_attention=kernel)(**options)
+    weights = formed[0].mean(1) if options["average_attn_weights"] else formed[0]
+    return output, None if not asked else weights.squeeze(0) if options["query"].dim() == 2 else weights
 
 
-_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
-
-
-def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """The scores with a mask added; extra keys that ``bias_k`` and ``add_zero_attn`` append stay open."""
-    if mask.dtype == torch.bool:  # true = hidden
-        mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf)
-    return scores + F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
+SDPA_SIGNATURE = inspect.signature(_attend)  # torch's own is not known to Python
+MULTI_HEAD_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
 
 # --- What an attention call is ---
@@ -452,34 +436,44 @@ def innermost_with_weights(frames: Sequence[Frame]) -> str | None:
 # --- Shapes: probabilities as ``(batch, head, query, key)`` ---
 
 
-def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
-    """The probabilities of ``call`` with four axes.
+def four_axes(tensor: Tensor, heads: int | None, batch: int | None = None) -> Tensor | None:
+    """``tensor`` as ``(batch, head, query, key)``; None if its axes are others.
 
     Older code keeps ``(batch * head, query, key)``; single-head code ``(batch, query, key)`` or
     ``(query, key)``; grouped-query code may keep ``(batch, group, head in group, query, key)``.
     """
-    probabilities = call.probabilities
-    assert probabilities is not None  # recorded calls have them
-    shape = tuple(probabilities.shape)
+    shape = tensor.shape
+    if len(shape) == 2:
+        return tensor[None, None]
+    if len(shape) == 3:
+        if heads in (None, 1) and batch in (None, shape[0]):
+            return tensor.unsqueeze(1)
+        if heads is not None and shape[0] == heads * (batch or shape[0] // heads):
+            return tensor.reshape(-1, heads, *shape[1:])
+        if shape[0] == batch:
+            return tensor.unsqueeze(1)
+        if batch is not None and heads is None and shape[0] % batch == 0:
+            return tensor.reshape(batch, -1, *shape[1:])
+    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
+        return tensor.flatten(1, 2)
+    return tensor if len(shape) == 4 else None
+
+
+def probabilities_of(call: AttentionCall, name: str, batch: int | None) -> Tensor:
+    """The probabilities of ``call`` with four axes."""
+    assert call.probabilities is not None  # recorded calls have them
     modules = [call.module, *(frame.module for frame in reversed(call.frames))]  # the nearest first
     stated = (head_counts(module) for module in modules if module is not None)
     heads = next((counts[0] for counts in stated if counts is not None), None)
-    if len(shape) == 4:
-        return probabilities
-    if len(shape) == 2:
-        return probabilities[None, None]
-    if len(shape) == 3:
-        if shape[0] == batch and heads in (None, 1):
-            return probabilities.unsqueeze(1)
-        if heads is not None and shape[0] == heads * (batch or shape[0] // heads):
-            return probabilities.reshape(-1, heads, *shape[1:])
-        if batch is not None and shape[0] == batch:
-            return probabilities.unsqueeze(1)
-        if batch is not None and heads is None and shape[0] % batch == 0:
-            return probabilities.reshape(batch, -1, *shape[1:])
-    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
-        return probabilities.flatten(1, 2)
-    raise InputError(
+    probabilities = four_axes(call.probabilities, heads, batch)
+    if probabilities is None:
+        raise not_four_axes(name, tuple(call.probabilities.shape))
+    return probabilities
+
+
+def not_four_axes(name: str, shape: tuple[int, ...]) -> InputError:
+    """The error for probabilities of which it is not known what their axes are."""
+    return InputError(
         f"attention of {name!r} has shape {shape}, which is not (batch, head, query, key); "
         "call fasterqk.trace.record(self, probabilities) with four axes in its forward"
     )

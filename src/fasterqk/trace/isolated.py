@@ -159,7 +159,7 @@ def _copies(modules: list[nn.Module], memo: dict[int, Any]) -> list[dict[str, An
 
 def _left_out(module: nn.Module) -> set[str]:
     """Attributes that a module itself leaves out of copies: Lightning's trainer, compiled code."""
-    if getattr(type(module), "__getstate__", None) in (None, getattr(nn.Module, "__getstate__", None)):
+    if type(module).__getstate__ is nn.Module.__getstate__:
         return set()
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return {"process_group", "reducer", "logger"}  # its own __getstate__ needs a process group

@@ -255,7 +255,7 @@ def nothing_compiled() -> Iterator[None]:
     asker = object()
     _askers.append(asker)
     # Nothing is compiled before dynamo is imported, which takes seconds.
-    if not _stances and "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+    if not _stances and "torch._dynamo" in sys.modules:
         _stances.append(torch.compiler.set_stance("force_eager"))
         _stances[0].__enter__()
     try:

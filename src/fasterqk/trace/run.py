@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, get_args, overload
 
 import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fasterqk.errors import InputError
 from fasterqk.trace.calls import (
@@ -22,8 +24,9 @@ from fasterqk.trace.calls import (
     Kind,
     Operation,
     Running,
-    four_axes,
     kinds_of,
+    not_four_axes,
+    probabilities_of,
     probe_running,
     scaled_dot_product_attention,
 )
@@ -92,6 +95,8 @@ class Recorder(Running):
             frame.recorded = True
             frame.explicit |= frame.module is call.module
         softmaxes = getattr(call.probabilities, PROBABILITIES, ())
+        if call.probabilities is not None:
+            call.shape = tuple(call.probabilities.shape)
         if self.keep is not None and call.probabilities is not None:
             call.probabilities = self.keep(call)
         if call.module is not None and call.mask is None:
@@ -129,10 +134,9 @@ class Recorder(Running):
 
     def chosen(self) -> list[AttentionCall]:
         """The calls, without those traced inside a module that recorded its own."""
+        explicit = [any(frame.explicit for frame in call.frames) for call in self.calls]
         return [
-            call
-            for call in self.calls
-            if call.module is not None or not any(frame.explicit for frame in call.frames)
+            c for c, inside in zip(self.calls, explicit, strict=True) if c.module is not None or not inside
         ]
 
     @contextmanager
@@ -209,6 +213,14 @@ class RecordingTrace(AttentionTrace):
         call.mask = None if self.masks is None else _shared(visible_keys(logits), self.masks)
         self.recorder.formed.append(call)
         return output
+
+    def weigh(self, operation: Operation, weights: Tensor) -> Any:
+        """Take the weights themselves where a softmax is not a number: torch's kernel puts zeros there."""
+        for call in getattr(weights, PROBABILITIES):
+            exact = call.probabilities
+            if exact is not None and exact.shape == weights.shape and bool(exact.isnan().any()):
+                call.probabilities = weights.to(exact.dtype)
+        return super().weigh(operation, weights)
 
     def weighed(self, call: AttentionCall) -> None:
         """Record the probabilities, once; the tag that they carry lets go of them."""
@@ -316,13 +328,15 @@ def _in_blocks(
         return attend(read, key[..., :1])[1]  # whatever the values are
 
     lazy = LazyLayer((batch, heads, length, key.shape[-2]), query.dtype, rows)
-    call = AttentionCall((), module=module)
-    call.mask = torch.ones(batch, length, length, dtype=torch.bool)
+    seen = torch.ones(batch, length, length, dtype=torch.bool)
     if mask is not None:
-        call.mask = visible_keys(mask.expand(batch, -1, -1, -1))
-    call.mask = _shared(call.mask, [x.mask for x in recorder.calls if x.mask is not None])
-    call.lazy = lazy if recorder.rows is None else None
-    call.probabilities = None if recorder.rows is None else rows(recorder.rows.unsqueeze(1))
+        seen = visible_keys(mask.expand(batch, -1, -1, -1))
+    call = AttentionCall((), module=module)
+    call.mask = _shared(seen, [other.mask for other in recorder.calls if other.mask is not None])
+    if recorder.rows is None:
+        call.lazy = lazy
+    else:
+        call.probabilities = rows(recorder.rows.unsqueeze(1))
     recorder.add(call)
     return torch.cat([attend(read, value)[0] for _, read in lazy.blocks()], 1)
 
@@ -353,18 +367,10 @@ class Captured(Sequence[Tensor]):
         """The layers of one kind; ``"self"`` means all that are not cross-attention."""
         if kind not in KINDS:
             raise InputError(f"unknown kind of attention {kind!r}; choose from {', '.join(KINDS)}")
-        chosen = [
-            i
-            for i, layer_kind in enumerate(self.kinds)
-            if layer_kind == kind or (kind == "self" and layer_kind != "cross")
-        ]
-        return Captured(
-            tuple(self.probabilities[i] for i in chosen),
-            tuple(self.names[i] for i in chosen),
-            tuple(self.kinds[i] for i in chosen),
-            self.outputs,
-            tuple(self.masks[i] for i in chosen if self.masks),
-        )
+        chosen = [its_kind == kind or (kind == "self" and its_kind != "cross") for its_kind in self.kinds]
+        layers, names = tuple(compress(self.probabilities, chosen)), tuple(compress(self.names, chosen))
+        kinds, masks = tuple(compress(self.kinds, chosen)), tuple(compress(self.masks, chosen))
+        return Captured(layers, names, kinds, self.outputs, masks)
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
@@ -377,10 +383,8 @@ class Captured(Sequence[Tensor]):
         return len(self.probabilities)
 
     def __repr__(self) -> str:
-        layers = ", ".join(
-            f"{name} ({kind}) {tuple(tensor.shape)}"
-            for name, kind, tensor in zip(self.names, self.kinds, self.probabilities, strict=True)
-        )
+        rows = zip(self.names, self.kinds, self.probabilities, strict=True)
+        layers = ", ".join(f"{name} ({kind}) {tuple(layer.shape)}" for name, kind, layer in rows)
         return f"Captured({len(self)} layers: {layers})"
 
 
@@ -425,12 +429,38 @@ def capture(
     (3, torch.Size([1, 2, 5, 5]))
     """
     model = uncompiled(model)
+    if rows is not None and (rows.dim() != 1 or rows.is_floating_point() or rows.is_complex()):
+        raise InputError(f"rows are whole numbers, one per instance, not {rows.tolist()!r:.80}")
+    captured, shapes = _captured(model, inputs, differentiable, forward, rows, masks, lazy)
+    batch = _batch(inputs)
+    joint = [i for i, shape in enumerate(shapes) if len(shape) == 3 and min(captured[i].shape[:2]) > 1]
+    if joint and batch is not None:
+        # Code that keeps (head * batch, query, key) looks the same, but does not follow the instances.
+        backwards = None if rows is None else rows.flip(0)
+        turned = tree_map_only(Tensor, lambda x: x.flip(0) if x.shape[:1] == (batch,) else x, _plain(inputs))
+        again, _ = _captured(model, turned, False, forward, backwards, False, False)
+        for i in joint:
+            if not torch.allclose(again[i].flip(0), captured[i], rtol=1e-2, atol=1e-4):
+                raise not_four_axes(captured.names[i], shapes[i])
+    return captured
+
+
+def _captured(
+    model: nn.Module,
+    inputs: Any,
+    differentiable: bool,
+    forward: Callable[..., Any] | None,
+    rows: Tensor | None,
+    masks: bool,
+    lazy: bool,
+) -> tuple[Captured, list[tuple[int, ...]]]:
+    """The result of one forward pass, and the shapes in which the model formed its probabilities."""
     attention = attention_modules(model)
     tries: list[str | None] = [None]
     if "transformers" in sys.modules and configurations(model):
         tries = [BACKEND, "eager"] if register_backend() else ["eager"]
-    for position, implementation in enumerate(tries):
-        last = position == len(tries) - 1
+    for implementation in tries:
+        last = implementation == tries[-1]
         recorder = Recorder(rows=rows, lazy=lazy, keep=None if rows is None else _keep_rows(rows))
         try:
             with _running(model, recorder, implementation, differentiable, masks):
@@ -441,11 +471,19 @@ def capture(
             continue
         calls = recorder.chosen()
         missing = missing_modules(attention, recorder)
-        if last or (calls and not missing):
+        if calls and not missing:
             break
     if missing or not calls:
         raise InputError(_error_text(model, missing, len(calls), partly=recorder.lost() >= set(missing)))
-    return _captured(model, attention, calls, outputs, inputs, differentiable, masks)
+    known = {id(module): name for name, module in model.named_modules()}
+    names = tuple(_name(call, known, attention) for call in calls)
+    pairs = zip(calls, names, strict=True)
+    layers: list[Any] = [call.lazy or probabilities_of(call, name, _batch(inputs)) for call, name in pairs]
+    if not differentiable:
+        layers = [layer.detach() if isinstance(layer, Tensor) else layer for layer in layers]
+    shown = [_mask(call, layer.shape[0]) for call, layer in zip(calls, layers, strict=True) if masks]
+    captured = Captured(tuple(layers), names, kinds_of(calls, names), outputs, tuple(shown))
+    return captured, [call.shape for call in calls]
 
 
 def missing_modules(attention: Mapping[str, nn.Module], recorder: Recorder) -> list[str]:
@@ -459,7 +497,7 @@ def missing_modules(attention: Mapping[str, nn.Module], recorder: Recorder) -> l
     # Only a part of their attention is visible (Longformer's windows beside its global rows).
     silent |= recorder.lost()
     return [
-        name for name in attention if name in silent or (name not in entered and stack_of(name) in stacks)
+        name for name in attention if name in silent or (stack_of(name) in stacks and name not in entered)
     ]
 
 
@@ -493,42 +531,18 @@ def _running(
 
 
 def _error_text(model: nn.Module, missing: list[str], captured: int, partly: bool) -> str:
+    advice = "call fasterqk.trace.record(self, probabilities)"
     if not missing:
-        return (
-            f"no attention probabilities were formed in {type(model).__name__}; "
-            "call fasterqk.trace.record(self, probabilities) where your model forms them"
-        )
-    classes = sorted({type(model.get_submodule(name)).__name__ for name in missing})
+        name = type(model).__name__
+        return f"no attention probabilities were formed in {name}; {advice} where your model forms them"
+    classes = ", ".join(sorted({type(model.get_submodule(name)).__name__ for name in missing}))
     shown = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
     problem = (
-        f"only a part of the attention of {len(missing)} layers can be seen"
-        if partly
-        else f"captured {captured} attention layers, but {len(missing)} more form no softmax that can be seen"
+        f"captured {captured} attention layers, but {len(missing)} more form no softmax that can be seen"
     )
-    return (
-        f"{problem}: {shown} ({', '.join(classes)}); "
-        "call fasterqk.trace.record(self, probabilities) in their forward"
-    )
-
-
-def _captured(
-    model: nn.Module,
-    attention: Mapping[str, nn.Module],
-    calls: list[AttentionCall],
-    outputs: Any,
-    inputs: Any,
-    differentiable: bool,
-    masks: bool,
-) -> Captured:
-    known = {id(module): name for name, module in model.named_modules()}
-    names = tuple(_name(call, known, attention) for call in calls)
-    batch = _batch(inputs)
-    pairs = zip(calls, names, strict=True)
-    layers: list[Any] = [call.lazy or four_axes(call, name, batch) for call, name in pairs]
-    if not differentiable:
-        layers = [layer.detach() if isinstance(layer, Tensor) else layer for layer in layers]
-    shown = [_mask(call, layer.shape[0]) for call, layer in zip(calls, layers, strict=True) if masks]
-    return Captured(tuple(layers), names, kinds_of(calls, names), outputs, tuple(shown))
+    if partly:
+        problem = f"only a part of the attention of {len(missing)} layers can be seen"
+    return f"{problem}: {shown} ({classes}); {advice} in their forward"
 
 
 def _mask(call: AttentionCall, batch: int) -> Tensor | None:
@@ -542,7 +556,7 @@ def _mask(call: AttentionCall, batch: int) -> Tensor | None:
 
 def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:
     def keep(call: AttentionCall) -> Tensor:
-        layer = four_axes(call, call.frames[-1].name if call.frames else "", len(rows))
+        layer = probabilities_of(call, call.frames[-1].name if call.frames else "", len(rows))
         if layer.shape[2] == 1:  # the model formed no other row
             return layer
         if len(layer) != len(rows) or layer.shape[2] <= int(rows.max()):
@@ -564,10 +578,11 @@ def _name(call: AttentionCall, known: dict[int, str], attention: Mapping[str, nn
 
 
 def _batch(inputs: Any) -> int | None:
-    values = [inputs] if isinstance(inputs, Tensor) else inputs
-    if hasattr(values, "keys"):
-        values = [values[name] for name in values.keys()]  # noqa: SIM118
-    for value in values:
-        if isinstance(value, Tensor) and value.dim():
-            return value.shape[0]
-    return None
+    """The number of instances: the first axis of the first tensor."""
+    tensors = (part for part in tree_leaves(_plain(inputs)) if isinstance(part, Tensor) and part.dim())
+    return next((tensor.shape[0] for tensor in tensors), None)
+
+
+def _plain(inputs: Any) -> Any:
+    """A mapping (such as transformers' ``BatchEncoding``) as a dictionary."""
+    return {name: inputs[name] for name in inputs.keys()} if hasattr(inputs, "keys") else inputs  # noqa: SIM118
