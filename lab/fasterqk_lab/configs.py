@@ -69,11 +69,7 @@ def content_hash(config: Any) -> str:
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise TypeError(f"a configuration is a dataclass instance, not {type(config).__name__}")
-    document = {
-        "kind": type(config).__name__,
-        "schema": SCHEMA_VERSION,
-        "fields": config_fields(config),
-    }
+    document = {"kind": type(config).__name__, "schema": SCHEMA_VERSION, "fields": config_fields(config)}
     return hashlib.sha256(canonical_json(document).encode("ascii")).hexdigest()[:16]
 
 
@@ -90,9 +86,9 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 def _all_finite(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return all(_all_finite(item) for item in value.values())
+        value = list(value.values())
     if isinstance(value, list | tuple | set | frozenset):
-        return all(_all_finite(item) for item in value)
+        return all(map(_all_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 
 

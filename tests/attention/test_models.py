@@ -206,19 +206,20 @@ def test_decoders_read_their_last_token(make_model, head, config):
 @pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])
 @pytest.mark.parametrize("removal", [Removal(), Removal("attention")])
 def test_batched_equals_single(make_model, head, config, removal):
-    model = HuggingFaceClassifier(make_model(head, config))
+    # In double precision: rounding in single depends on the kernels that a batch size selects.
+    model = HuggingFaceClassifier(make_model(head, config).double())
     data = labelled_instances()
     removal = replace(removal, percents=(10, 50))
     single = measure(model, data, removal=removal, passes=Passes(batch_size=1))
     batched = measure(model, data, removal=removal, passes=Passes(batch_size=5))
     for name in ("mass", "null_mass", "probability", "correct", "entropy", "first_token_share"):
-        assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
+        assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-12), name
     for scores, others in (
         (single.faithfulness, batched.faithfulness),
         (single.random[0].faithfulness, batched.random[0].faithfulness),
     ):
-        assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
-        assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
+        assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-12)
+        assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-12)
 
 
 @pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])

@@ -70,7 +70,7 @@ def test_block_runs(language, block, workplace):
 def test_the_first_code_prints_one_table_and_no_warning(workplace):
     """In a process of its own, as a reader would paste it; installed is what the README names."""
     _, block = next(item for item in BLOCKS if item[0] == "python")
-    assert "After `pip install '.[hf]'` (torch" in README[: README.index(block)]
+    assert "`pip install '.[hf]'` installs torch" in README[: README.index(block)]
     done = run("python", block, workplace)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()

@@ -1,20 +1,22 @@
 """`fasterqk-lab bench all`: every benchmark, how far it is from the machine's limit, and how cost grows.
 
 The *limit* of a benchmark is the time that its arithmetic takes at the speed of a plain matrix product, or
-for the optimizer the time that its memory takes at the speed of a plain copy, both measured in the same run.
-Growth is measured at sizes over two decades, each in a process of its own. The slope is that of a straight
-line through the upper half of the sizes on logarithmic axes: 1 for a cost proportional to the size, 2 for
-its square.
+its memory at the speed of a plain copy, both measured in the same run, or the time of what cannot be left
+out. Growth is measured at sizes over two decades, each kind in a process of its own. The slope is that of a
+straight line through the upper half of the sizes on logarithmic axes: 1 for a cost proportional to the size,
+2 for its square.
+
+The record is written after every part. A run that was stopped goes on from it, if the versions are the same.
 """
 
 import json
+import platform
 import resource
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,17 +24,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fasterqk.console import duration_text
 from fasterqk.errors import InputError
 from fasterqk.files import plain, read_json, write_text
-from fasterqk_lab.benchmarks.library import Progress
+from fasterqk_lab.benchmarks.library import Progress, gpt2, timed
+from fasterqk_lab.runs._store import environment
+from fasterqk_lab.training._steps import one_thread
 
-# A ratio that got worse by more is told.
+# A ratio that got worse by more is reported.
 WORSE = 0.2
 RECORD = "bench.json"
-ADAM_BYTES = 7 * 4  # weight, gradient and both moments are read, all but the gradient are written
 
 Work = Callable[[], Any]
 Benchmark = Callable[[Progress], dict[str, Any]]
+small_gpt2 = partial(gpt2, n_head=4, vocab_size=256)
 
 
 class Growth(NamedTuple):
@@ -43,24 +48,17 @@ class Growth(NamedTuple):
     prepare: Callable[[int], Work]
 
 
-def _gpt2(layers: int, width: int = 64, tokens: int = 64) -> Any:
-    transformers: Any = import_module("transformers")
-    sizes = {"n_layer": layers, "n_embd": width, "n_head": 4, "n_positions": tokens, "vocab_size": 256}
-    torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-
-
 def _find_circuits(layers: int) -> Work:
     from fasterqk import find_circuits
 
-    model = _gpt2(layers, 32)
+    model = small_gpt2(n_layer=layers, n_embd=32)
     return lambda: find_circuits(model)
 
 
 def _optimizer_step(width: int) -> Work:
     from fasterqk import make_optimizer
 
-    model = _gpt2(4, width)
+    model = small_gpt2(n_layer=4, n_embd=width, n_positions=64)
     optimizer = make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -70,8 +68,8 @@ def _optimizer_step(width: int) -> Work:
 def _capture(tokens: int) -> Work:
     from fasterqk import capture
 
-    model, inputs = _gpt2(2, tokens=tokens).eval(), {"input_ids": torch.arange(tokens)[None] % 256}
-    return lambda: capture(model, inputs)
+    model = small_gpt2(n_layer=2, n_embd=64, n_positions=tokens).eval()
+    return lambda: capture(model, {"input_ids": torch.arange(tokens)[None] % 256})
 
 
 def _measure(posts: int) -> Work:
@@ -140,32 +138,39 @@ GROWTH = {
 }
 
 
-def grown(name: str, size: int) -> dict[str, float]:
-    """Seconds at one size, the shortest of a few runs, and the memory it takes beyond the smallest size."""
+def grown(name: str, sizes: Sequence[int]) -> list[dict[str, float]]:
+    """Seconds at growing sizes, the shortest of a few runs, and the memory taken beyond the smallest size."""
     torch.set_num_threads(1)
     GROWTH[name].prepare(GROWTH[name].sizes[0])()  # what first calls import and allocate
-    before = _memory()
-    work = GROWTH[name].prepare(size)
-    work()
-    seconds: list[float] = []
-    while not seconds or (sum(seconds) < 0.3 and len(seconds) < 30):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return {"size": size, "seconds": min(seconds), "megabytes": _memory() - before}
+    before, points = _memory(), []
+    for size in sizes:
+        work = GROWTH[name].prepare(size)
+        seconds = [timed(work)[1]]
+        if seconds[0] < 1:  # a longer run is its own warm-up
+            seconds = [timed(work)[1]]
+            while sum(seconds) < 0.3 and len(seconds) < 30:
+                seconds.append(timed(work)[1])
+        points.append({"size": size, "seconds": min(seconds), "megabytes": _memory() - before})
+    return points
 
 
 def _memory() -> float:
+    """The most that this process has held so far, in MB."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # a child inherits its parent's `ru_maxrss`
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def in_a_process(name: str, size: int) -> dict[str, float]:
-    """:func:`grown` in a new process, so that memory is that of this size alone."""
-    command = [sys.executable, "-m", __name__, name, str(size)]
-    ended = subprocess.run(command, capture_output=True, text=True)
+def in_a_process(name: str, sizes: Sequence[int]) -> list[dict[str, float]]:
+    """:func:`grown` in a new process, so that memory is that of this kind alone."""
+    ended = subprocess.run(
+        [sys.executable, "-m", __name__, name, *map(str, sizes)], capture_output=True, text=True
+    )
     if ended.returncode:
-        raise InputError(f"{name} at {size} {GROWTH[name].of} ended with: {ended.stderr.strip()[-300:]}")
-    return dict(json.loads(ended.stdout.splitlines()[-1]))
+        raise InputError(f"{name} with {GROWTH[name].of} {sizes} ended with: {ended.stderr.strip()[-300:]}")
+    points: list[dict[str, float]] = json.loads(ended.stdout.splitlines()[-1])
+    return points
 
 
 def slope(points: list[dict[str, float]], of: str) -> float:
@@ -184,143 +189,115 @@ def slope(points: list[dict[str, float]], of: str) -> float:
 
 def machine() -> dict[str, float]:
     """What one core does in plain operations: matrix products in GFLOP/s, copies in GB/s."""
-    side, rounds = 1024, 5
+    side, rounds = 1024, 20
     left, right = torch.randn(2, side, side)
     source, target = torch.randn(2, 2**25)
-    products, copies = [], []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        left @ right
-        middle = time.perf_counter()
-        target.copy_(source)
-        products.append(middle - start)
-        copies.append(time.perf_counter() - middle)
-    gigaflops = 2 * side**3 / statistics.median(products) / 1e9
-    return {"gigaflops": gigaflops, "gigabytes": 2 * source.nbytes / statistics.median(copies) / 1e9}
+    with one_thread():
+        products = [timed(lambda: left @ right)[1] for _ in range(rounds)]
+        copies = [timed(lambda: target.copy_(source))[1] for _ in range(rounds)]
+    gigabytes = 2 * source.nbytes / min(copies) / 1e9
+    return {"gigaflops": 2 * side**3 / min(products) / 1e9, "gigabytes": gigabytes}
 
 
-def limits(speed: dict[str, float], names: Container[str]) -> dict[str, float]:
-    """The least seconds of those of ``names`` whose work can be counted, at the speed of this machine."""
-    from fasterqk_lab.benchmarks import library, training
-    from fasterqk_lab.training import TrainConfig
-    from fasterqk_lab.training._steps import Steps, build_trainable
-
-    least = {}
-    configs = {
-        "training": TrainConfig("hatexplain", qk_ratio=30),
-        "squad": training.squad_config(training.FORMS["random"]),
-    }
-    for name in [name for name in configs if name in names]:
-        config = configs[name]
-        step = Steps(config, build_trainable(config)).step
-        step()
-        least[name] = operations(step, 4) / speed["gigaflops"] / 1e9  # batches differ in length
-    parameters = sum(weight.numel() for weight in library.decoder_in("columns").parameters())
-    return least | {"circuits": parameters * ADAM_BYTES / speed["gigabytes"] / 1e9}
-
-
-def operations(work: Work, times: int = 1) -> float:
-    """The floating-point operations of matrix products in ``work``, mean over so many runs of it.
-
-    >>> operations(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
-    48.0
-    """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        for _ in range(times):
-            work()
-    return counter.get_total_flops() / times
+def limit(name: str, result: Mapping[str, Any], speed: Mapping[str, float]) -> dict[str, Any] | None:
+    """The least seconds of a benchmark on a machine of this ``speed``, and of ``what``; None if unknown."""
+    if name == "stability":
+        return {"seconds": result["plain_seconds"], "what": "the plain step"}
+    if "needed_seconds" in result:
+        return {"seconds": result["needed_seconds"], "what": "its forward passes"}
+    for key, unit, sign in (("operations", "gigaflops", "GFLOP"), ("bytes", "gigabytes", "GB")):
+        if key in result:
+            billions = result[key] / 1e9
+            return {"seconds": billions / speed[unit], "what": f"{billions:.3g} {sign}"}
+    return None
 
 
 # --- All of it ---
 
 
 def run_all(progress: Progress, out: Path, benchmarks: Mapping[str, Benchmark]) -> dict[str, Any]:
-    """Run everything, write ``bench.json`` and the figure to ``out``, and compare with the record there."""
+    """Run everything, write ``bench.json`` and the figure to ``out``, and compare with the record there.
+
+    Standard error gets one line per part. What a stopped run has in its record is not measured again.
+    """
+    record = read_json(out / RECORD) if (out / RECORD).is_file() else {}
+    versions = environment() | {"platform": f"{platform.system()} {platform.machine()}"}
+    if record.get("done", True) or record["environment"] != plain(versions):
+        before = record.get("before", {}) | {
+            name: result["speedup"] for name, result in record.get("benchmarks", {}).items()
+        }
+        record = {"environment": versions, "before": before, "machine": machine(), "done": False}
+        record |= {"benchmarks": {}, "limits": {}, "growth": {}, "seconds": {}}
+    total = len(benchmarks) + len(GROWTH)
+
+    def measured(kind: str, name: str, work: Work) -> None:
+        if name not in record[kind]:
+            record[kind][name], seconds = timed(work)
+            record["seconds"][f"{kind}: {name}"] = seconds
+            write_text(out / RECORD, json.dumps(plain(record), indent=1) + "\n")
+            print(f"bench all: {kind}: {name}: {duration_text(seconds)}", file=sys.stderr, flush=True)
+        progress(len(record["benchmarks"]) + len(record["growth"]), total, name)
+
+    for name, run in benchmarks.items():
+        measured("benchmarks", name, partial(run, lambda *_: None))
+        record["limits"][name] = limit(name, record["benchmarks"][name], record["machine"])
+    for name, growth in GROWTH.items():
+        measured("growth", name, partial(in_a_process, name, growth.sizes))
+    record["done"] = True
+    write_text(out / RECORD, json.dumps(plain(record), indent=1) + "\n")
+    return record | {"worse": worse(record["before"], record["benchmarks"]), "files": _draw(record, out)}
+
+
+def _draw(record: Mapping[str, Any], out: Path) -> dict[str, str]:
     from fasterqk_lab.figures import Line, Panel, save_panels
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    speed = machine()
-    before = read_json(out / RECORD) if (out / RECORD).is_file() else {}
-    total = len(benchmarks) + sum(len(growth.sizes) for growth in GROWTH.values())
-    done, results = 0, {}
-    for name, run in benchmarks.items():
-        progress(done, total, name)
-        results[name] = run(lambda *_: None)
-        done += 1
-    torch.set_num_threads(1)
-    least = limits(speed, results)
-    torch.set_num_threads(threads)
-    growth: dict[str, Any] = {}
-    for name, kind in GROWTH.items():
-        points = []
-        for size in kind.sizes:
-            progress(done, total, f"{name}, {size} {kind.of}")
-            points.append(in_a_process(name, size))
-            done += 1
-        slopes = {f"{of}_slope": slope(points, of) for of in ("seconds", "megabytes")}
-        growth[name] = {"of": kind.of, "points": points, **slopes}
     panels = [
         Panel(
-            f"{name}: slope {growth[name][f'{of}_slope']:g}",
-            (kind.of, of),
-            [Line("", kind.sizes, [point[of] for point in growth[name]["points"]], {"marker": "o"})],
+            f"{name}: slope {slope(points, of):g}",
+            (GROWTH[name].of, of),
+            [Line("", [point["size"] for point in points], [point[of] for point in points], {"marker": "o"})],
             log="xy",
         )
         for of in ("seconds", "megabytes")
-        for name, kind in GROWTH.items()
+        for name, points in record["growth"].items()
     ]
     caption = "Seconds on one core, and memory beyond the smallest size; slopes are of the upper half."
     about: dict[str, Any] = {"title": "How cost grows", "caption": caption}
-    figure = save_panels(panels, out, "bench-growth", columns=len(GROWTH), **about)
-    record = plain({"machine": speed, "benchmarks": results, "limits": least, "growth": growth})
-    write_text(out / RECORD, json.dumps(record, indent=1) + "\n")
-    return record | {"worse": worse(before.get("benchmarks", {}), results), "files": figure}
+    return save_panels(panels, out, "bench-growth", columns=len(record["growth"]), **about)
 
 
-def worse(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def worse(before: Mapping[str, float], now: Mapping[str, Any]) -> list[str]:
     """The speedups that fell by more than a fifth since an earlier run.
 
-    >>> worse({"theory": {"speedup": 10.0}}, {"theory": {"speedup": 7.0}})
+    >>> worse({"theory": 10.0}, {"theory": {"speedup": 7.0}})
     ['theory: 10.0 times the plain way before, 7.0 now']
     """
     return [
-        f"{name}: {before[name]['speedup']:.1f} times the plain way before, {result['speedup']:.1f} now"
+        f"{name}: {before[name]:.1f} times the plain way before, {result['speedup']:.1f} now"
         for name, result in now.items()
-        if name in before and result["speedup"] < (1 - WORSE) * before[name]["speedup"]
+        if name in before and result["speedup"] < (1 - WORSE) * before[name]
     ]
 
 
-def rows(record: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def rows(record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The record as tables for people: benchmarks with their limits, and growth."""
-    least = record["limits"]
-    return {
-        "benchmarks": [
-            {
-                "benchmark": name,
-                "times the plain way": result["speedup"],
-                "seconds": result["seconds"],
-                "limit": least.get(name),
-                "times the limit": result["seconds"] / least[name] if name in least else None,
-            }
-            for name, result in record["benchmarks"].items()
-        ],
-        "growth": [
-            {
-                "what": name,
-                "with": entry["of"],
-                "from": int(entry["points"][0]["size"]),
-                "to": int(entry["points"][-1]["size"]),
-                "seconds at the end": entry["points"][-1]["seconds"],
-                "slope": entry["seconds_slope"],
-                "megabytes at the end": entry["points"][-1]["megabytes"],
-            }
-            for name, entry in record["growth"].items()
-        ],
-    }
+    benchmarks, growth = [], []
+    for name, result in record["benchmarks"].items():
+        least = record["limits"][name] or {"seconds": None, "what": None}
+        row = {"benchmark": name, "times the plain way": result["speedup"], "seconds": result["seconds"]}
+        row |= {"limit": least["seconds"], "of": least["what"]}
+        benchmarks.append(
+            row | {"times the limit": least["seconds"] and result["seconds"] / least["seconds"]}
+        )
+    for name, points in record["growth"].items():
+        first, *_, last = points
+        row = {"what": name, "with": GROWTH[name].of, "from": first["size"], "to": last["size"]}
+        row |= {"seconds at the end": last["seconds"], "slope": slope(points, "seconds")}
+        growth.append(
+            row | {"megabytes at the end": last["megabytes"], "memory slope": slope(points, "megabytes")}
+        )
+    return {"benchmarks": benchmarks, "growth": growth}
 
 
 if __name__ == "__main__":
-    print(json.dumps(grown(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(grown(sys.argv[1], [int(size) for size in sys.argv[2:]])))

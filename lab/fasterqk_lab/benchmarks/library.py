@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fasterqk.attention import HuggingFaceClassifier, Instance, Measurement, Nulls, Passes, Removal, measure
@@ -82,91 +81,71 @@ def compared(plain_seconds: float, seconds: float) -> dict[str, Any]:
     return {"speedup": plain_seconds / seconds, "plain_seconds": plain_seconds, "seconds": seconds}
 
 
+def operations(work: Callable[[], Any], times: int = 1) -> float:
+    """The floating-point operations of matrix products in ``work``, mean over so many runs of it.
+
+    >>> operations(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
+    48.0
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(times):
+            work()
+    return counter.get_total_flops() / times
+
+
 # --- GPT-2 ---
 
-LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50257
-BATCH, TOKENS = 4, 256
+GPT2 = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 256}
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
-class Attention(nn.Module):
-    """Queries, keys and values in one weight; torch's kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_head = HEADS
-        self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        projected: Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
-        return projected
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attn = Attention()
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        changed: Tensor = self.mlp(self.ln_2(x))
-        return x + changed
-
-
-class Decoder(nn.Module):
-    """GPT-2 without dropout; the token table is also the output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(WIDTH)
-        nn.init.normal_(self.tokens.weight, 0, 0.02)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions.weight
-        for layer in self.layers:
-            x = layer(x)
-        logits = F.linear(self.norm(x[:, :-1]), self.tokens.weight)
-        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+def gpt2(**sizes: int) -> Any:
+    """GPT-2 without dropout, random weights, always the same."""
+    transformers: Any = import_module("transformers")
+    torch.manual_seed(0)
+    options: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0) | {"bos_token_id": 0, "eos_token_id": 0}
+    options["loss_type"] = "ForCausalLM"
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2 | sizes, **options))
 
 
 # --- circuits: AdamW by circuit against the plain one, a step and ``zero_grad`` ---
 
-ROUNDS = 15
+ROUNDS = 5
 LAYOUTS = ("rows", "columns", "interleaved")
 KERNELS: dict[str, dict[str, Any]] = {"": {}, "_fused": {"fused": True}}
+ADAM_BYTES = 7 * 4  # weight, gradient and both moments are read, all but the gradient are written
 
 
 def run_circuits(progress: Progress) -> dict[str, Any]:
     """The overhead for every layout, with AdamW's default kernel on a processor (a loop) and the fused one.
 
-    ``speedup``, ``plain_seconds`` and ``seconds`` are those of columns, as in GPT-2, with the loop.
+    ``speedup``, ``plain_seconds`` and ``seconds`` are those of columns, as in GPT-2, with the loop; ``bytes``
+    are what a step has to read and write.
     """
-    cases = [(layout, kernel) for kernel in KERNELS for layout in LAYOUTS]
     results = {}
     with one_thread():
-        for done, (layout, kernel) in enumerate(cases):
-            results[layout + kernel] = _race_steps(layout, KERNELS[kernel])
-            progress(done + 1, len(cases), layout + kernel)
+        for layout in LAYOUTS:
+            model, circuits = laid_out(layout)
+            gradients = [1e-3 * torch.randn_like(parameter) for parameter in model.parameters()]
+            for kernel, options in KERNELS.items():
+                results[layout + kernel] = _race_steps(model, circuits, gradients, options)
+                progress(len(results), len(LAYOUTS) * len(KERNELS), layout + kernel)
     overheads = {f"overhead_{name}": result["overhead_ours"] for name, result in results.items()}
     speed = {name: results["columns"][name] for name in ("speedup", "plain_seconds", "seconds")}
-    return speed | overheads | {"layers": LAYERS, "width": WIDTH, "rounds": ROUNDS, "threads": 1}
+    about = {"bytes": ADAM_BYTES * sum(gradient.numel() for gradient in gradients), "rounds": ROUNDS}
+    return speed | overheads | about | {"threads": 1}
 
 
-def _race_steps(layout: str, options: dict[str, Any]) -> dict[str, Any]:
+def _race_steps(
+    model: nn.Module, circuits: Circuits, gradients: list[Tensor], options: dict[str, Any]
+) -> dict[str, Any]:
     """A step and ``zero_grad``, plain and ours on the same weights."""
-    torch.manual_seed(0)
-    model = decoder_in(layout)
-    circuits = labels_in(layout, model)
     optimizers: dict[str, torch.optim.Optimizer] = {
         "plain": torch.optim.AdamW(model.parameters(), lr=1e-5, **options),
         "ours": make_optimizer(model, torch.optim.AdamW, lr=1e-5, qk_ratio=10, circuits=circuits, **options),
     }
-    gradients = [1e-3 * torch.randn_like(parameter) for parameter in model.parameters()]
 
     def set_gradients() -> None:
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -180,39 +159,30 @@ def _race_steps(layout: str, options: dict[str, Any]) -> dict[str, Any]:
     return race(ways, ROUNDS, before=set_gradients, clock=time.process_time)
 
 
-def decoder_in(layout: str) -> nn.Module:
-    """The decoder with fused weights in rows, head by head, or, for an optimizer alone, in columns."""
-    model = Decoder()
-    for layer in model.layers if layout == "columns" else ():
-        fused: Any = layer.attn
-        fused.c_attn.weight = nn.Parameter(fused.c_attn.weight.detach().T.contiguous())
-    return model
+def laid_out(layout: str) -> tuple[nn.Module, Circuits]:
+    """GPT-2 with its fused weights in columns, in rows or head by head, and the labels of all slices.
 
-
-def labels_in(layout: str, model: nn.Module) -> Circuits:
-    """The roles of all its slices."""
-    roles: tuple[Role, ...] = ("q", "k", "v")
-    slices = []
+    Only an optimizer can use it in a layout other than columns.
+    """
+    model = gpt2()
+    heads = GPT2["n_head"] if layout == "interleaved" else 1
+    parts: list[Any] = [(role, GPT2["n_embd"] // heads, None) for role in "qkv"] * heads
+    slices: list[Slice] = []
     for name, parameter in model.named_parameters():
-        layer = int(name.split(".")[1]) if name.startswith("layers") else None
-        if ".c_attn." not in name:
-            whole: Role = "o" if ".c_proj." in name else "rest"
-            slices.append(Slice(name, None, None, None, whole, layer, "label", parameter.numel()))
-            continue
-        axis = 1 if layout == "columns" and parameter.ndim == 2 else 0
-        count = 3 * HEADS if layout == "interleaved" else 3
-        length, numel = 3 * WIDTH // count, parameter.numel() // count
-        for i in range(count):
-            place = (i * length, (i + 1) * length)
-            slices.append(Slice(name, axis, *place, roles[i % 3], layer, "label", numel))
-    return Circuits(tuple(slices))
+        role: Role = "o" if ".attn.c_proj." in name else "rest"
+        whole = Slice(name, None, None, None, role, None, "label", parameter.numel())
+        columns = layout == "columns" and parameter.ndim == 2
+        slices += whole.split(int(columns), parts, "label") if ".c_attn." in name else [whole]
+        if ".c_attn.weight" in name and not columns:
+            parameter.data = parameter.data.T.contiguous()
+    return model, Circuits(tuple(slices))
 
 
 # --- stability: training steps with and without ``qk_clip`` and ``LogitMonitor`` ---
-# The models share one set of weights and take turns on the same batch: plain; clipped, with logits below the
+# The models share one set of weights and take turns on the same text: plain; clipped, with logits below the
 # threshold; clipped, with the scores of every head formed; read in each way by the monitor. Then compiled.
 
-STABILITY_ROUNDS = 6
+STABILITY_ROUNDS = 2
 EVERY = 100  # steps between two readings of the monitor
 COMPILER = "inductor"
 _NEVER, _ALWAYS = 1e6, 1e-6  # thresholds
@@ -228,10 +198,9 @@ def run_stability(progress: Progress) -> dict[str, Any]:
     ``_weights`` are those of a step that the monitor reads in this way; ``overhead_monitor`` is the mean over
     steps of which every hundredth is read exactly. The bound alone is kept in every step.
     """
-    torch.manual_seed(0)
-    model = Decoder()
-    ids = torch.randint(VOCABULARY, (BATCH, TOKENS))
-    circuits = find_circuits(model, heads=True, inputs=ids[:1])
+    model = gpt2()
+    ids = torch.randint(GPT2["vocab_size"], (1, GPT2["n_positions"]))
+    circuits = find_circuits(model, heads=True)
     models = {name: _sharing(model) for name in ("plain", "clip", "clip_all", *_WAYS)}
     # A clip expects its pass before its step; all others may share an optimizer.
     clips = {name: torch.optim.AdamW(models[name].parameters(), lr=1e-5) for name in ("clip", "clip_all")}
@@ -242,14 +211,14 @@ def run_stability(progress: Progress) -> dict[str, Any]:
         LogitMonitor(models[way], way=way, every=1, limit=_NEVER, circuits=circuits)
 
     def step(name: str, run: Any) -> None:
-        run(ids).backward()
+        run(ids, labels=ids).loss.backward()
         optimizers[name].step()
         optimizers[name].zero_grad()
 
     with one_thread():
         # The first pass of a clip verifies it, so every model runs once before the first round.
         for shared in models.values():
-            shared(ids).backward()
+            shared(ids, labels=ids).loss.backward()
         ways = {name: partial(step, name, models[name]) for name in models}
         result = race(ways, STABILITY_ROUNDS, progress, ours="clip", clock=time.process_time)
         pair = {name: torch.compile(models[name], backend=COMPILER) for name in ("plain", "clip")}
@@ -257,13 +226,13 @@ def run_stability(progress: Progress) -> dict[str, Any]:
         # Code of two models of one class is shared unless their hooks are compared.
         with import_module("torch._dynamo").config.patch(skip_nnmodule_hook_guards=False):
             compiled = race(ways, STABILITY_ROUNDS, progress, ours="clip", clock=time.process_time)
-    about = {"layers": LAYERS, "width": WIDTH, "batch": [BATCH, TOKENS], "rounds": STABILITY_ROUNDS}
     mean = 1 + (result["overhead_exact"] - 1) / EVERY
     result |= {"overhead_clip_compiled": compiled["overhead_clip"], "overhead_monitor": mean}
-    return result | {"every": EVERY, "compiler": COMPILER, "threads": 1} | about
+    about = {"tokens": ids.numel(), "rounds": STABILITY_ROUNDS, "threads": 1}
+    return result | {"every": EVERY, "compiler": COMPILER} | about
 
 
-def _sharing(model: nn.Module) -> nn.Module:
+def _sharing(model: nn.Module) -> Any:
     """Other modules with the same parameters."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
@@ -273,24 +242,32 @@ def _sharing(model: nn.Module) -> nn.Module:
 # down, without a null. Ferret is timed where it can be imported; it is given the importance.
 
 POSTS, POSTS_AT_A_TIME = 200, 32
-SIZE: dict[str, Any] = {
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 1024,
-}
+SIZE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 PERCENTS, ROUNDING = CONVENTIONS["ferret"]
 REMOVAL = Removal(percents=PERCENTS, rounding=ROUNDING)
 
 
 def run_measure(progress: Progress) -> dict[str, Any]:
     """Seconds of every way, their ratios, and the largest difference between their numbers."""
+    asked: list[Batch] = []
     with one_thread():
         tokenizer, model, instances = setting_of_measure()
+        predict = model.predict
+
+        def remember(batch: Batch) -> Any:
+            asked.append(batch)
+            return predict(batch)
+
         _measured(model, instances[:8])  # first calls set things up
+        model.predict = remember  # type: ignore[method-assign]
         measured, seconds = timed(lambda: _measured(model, instances))
+        model.predict = predict  # type: ignore[method-assign]
         progress(1, 4)
-        needed = _forward_passes(model, instances)
+        # Nothing but the passes that it asked for, and one over the whole texts.
+        order = sorted(instances, key=lambda instance: len(instance.tokens))
+        whole = [order[start : start + POSTS_AT_A_TIME] for start in range(0, len(order), POSTS_AT_A_TIME)]
+        asked += map(collate, whole)
+        _, needed = timed(lambda: [predict(batch) for batch in asked])
         progress(2, 4)
         plain, plain_seconds = timed(lambda: _one_by_one(model, instances, measured))
         progress(3, 4)
@@ -311,31 +288,10 @@ def run_measure(progress: Progress) -> dict[str, Any]:
 
 
 def _measured(model: HuggingFaceClassifier, instances: list[Instance]) -> Measurement:
-    measurement = measure(
-        model, instances, removal=REMOVAL, nulls=Nulls(draws=0), passes=Passes(POSTS_AT_A_TIME)
-    )
+    passes = Passes(POSTS_AT_A_TIME)
+    measurement = measure(model, instances, removal=REMOVAL, nulls=Nulls(draws=0), passes=passes)
     measurement.summary()
     return measurement
-
-
-def _forward_passes(model: HuggingFaceClassifier, instances: list[Instance]) -> float:
-    """Seconds of nothing but the passes that ``measure`` asks the model for, and one over the whole texts."""
-    asked: list[Batch] = []
-    predict = model.predict
-
-    def remember(batch: Batch) -> Any:
-        asked.append(batch)
-        return predict(batch)
-
-    model.predict = remember  # type: ignore[method-assign]
-    try:
-        _measured(model, instances)
-    finally:
-        model.predict = predict  # type: ignore[method-assign]
-    order = sorted(instances, key=lambda instance: len(instance.tokens))
-    size = POSTS_AT_A_TIME
-    asked += [collate(order[start : start + size]) for start in range(0, len(order), size)]
-    return timed(lambda: [predict(batch) for batch in asked])[1]
 
 
 def _one_by_one(model: HuggingFaceClassifier, instances: list[Instance], measurement: Measurement) -> Any:
@@ -356,12 +312,8 @@ def _ferret_seconds(
     """Seconds of ferret for sufficiency, comprehensiveness, AUPRC, token F1 and token IOU."""
     ferret: Any = import_module("ferret")
     explanations: Any = import_module("ferret.explainers.explanation")
-    names = ["AOPC_Comprehensiveness_Evaluation", "AOPC_Sufficiency_Evaluation"]
-    names += [
-        "AUPRC_PlausibilityEvaluation",
-        "Tokenf1_PlausibilityEvaluation",
-        "TokenIOU_PlausibilityEvaluation",
-    ]
+    names = [f"AOPC_{score}_Evaluation" for score in ("Comprehensiveness", "Sufficiency")]
+    names += [f"{score}_PlausibilityEvaluation" for score in ("AUPRC", "Tokenf1", "TokenIOU")]
     evaluators = [getattr(ferret, name)(model.model, tokenizer) for name in names]
     start = time.perf_counter()
     for number, instance in enumerate(instances):
@@ -381,28 +333,16 @@ def setting_of_measure() -> tuple[Any, HuggingFaceClassifier, list[Instance]]:
     transformers: Any = import_module("transformers")
     folder = data_folder()
     vocabulary = {name: number for number, name in enumerate(WordPieces.find(folder).vocabulary)}
-    tokenizer = transformers.BertTokenizerFast(vocab=vocabulary)
     torch.manual_seed(0)
-    labels = dict(enumerate(LABELS))
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary), initializer_range=0.1, id2label=labels, **SIZE
-    )
+    options = {"vocab_size": len(vocabulary), "initializer_range": 0.1, "id2label": dict(enumerate(LABELS))}
+    config = transformers.BertConfig(**options, **SIZE)
     model = HuggingFaceClassifier(transformers.BertForSequenceClassification(config))
-    posts = [post for post in read_posts(FILES.require(folder)) if post.split == "test"]
-    examples = [
-        read_example(
-            {
-                "tokens": list(post.words),
-                "relevance": np.mean(post.annotators, 0).tolist()
-                if post.annotators
-                else [0] * len(post.words),
-                "label": post.label,
-                "id": post.id,
-            },
-            post.id,
-        )
-        for post in posts[:POSTS]
-    ]
+    examples = []
+    for post in [post for post in read_posts(FILES.require(folder)) if post.split == "test"][:POSTS]:
+        relevance = np.mean(post.annotators, 0) if post.annotators else np.zeros(len(post.words))
+        row = {"tokens": list(post.words), "relevance": relevance.tolist(), "label": post.label}
+        examples.append(read_example(row | {"id": post.id}, post.id))
+    tokenizer = transformers.BertTokenizerFast(vocab=vocabulary)
     return tokenizer, model, encode_for_classifier(examples, tokenizer, LABELS, 128)
 
 

@@ -7,7 +7,6 @@ the quick models the names of the parameters (classifier) or the weights (genera
 plain model of the toy language is the paper's equation 1: one-hot embedding, one attention layer, no biases.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -22,7 +21,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy, dropout, gelu, linear, pad
 
 from fasterqk.trace import record
-from fasterqk_lab.benchmarks.library import Progress, compared, race, timed
+from fasterqk_lab.benchmarks.library import Progress, compared, operations, race
 from fasterqk_lab.experiments._synthetic import panels
 from fasterqk_lab.experiments.table_squad import SIZES
 from fasterqk_lab.models import Classifier, GPTAnswerGenerator
@@ -51,7 +50,7 @@ def run_training(progress: Progress) -> dict[str, Any]:
     assert isinstance(trainable, Classification)
     ours = Steps(config, trainable)
     speed = _race_steps(_plain_step(trainable), ours.step, (PLAIN_STEPS, OUR_STEPS), ROUNDS, progress)
-    return speed | {"batch_size": config.optimisation.batch_size, "rounds": ROUNDS, "threads": 1}
+    return speed | {"batch_size": config.optimisation.batch_size, "rounds": ROUNDS}
 
 
 def _race_steps(
@@ -61,14 +60,17 @@ def _race_steps(
     rounds: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Seconds of a step of both ways, in rounds of so many steps each."""
-
-    def repeat(step: Callable[[], Any], count: int) -> Callable[[], Any]:
-        return lambda: [step() for _ in range(count)]
-
+    """Seconds of a step of both ways, in rounds of so many steps each, and the operations of ours."""
     with one_thread():
-        blocks = race({"plain": repeat(plain, counts[0]), "ours": repeat(ours, counts[1])}, rounds, progress)
-    return compared(blocks["plain_seconds"] / counts[0], blocks["seconds"] / counts[1])
+        ways = {"plain": _repeat(plain, counts[0]), "ours": _repeat(ours, counts[1])}
+        blocks = race(ways, rounds, progress)
+    # Batches differ in length.
+    speed = compared(blocks["plain_seconds"] / counts[0], blocks["seconds"] / counts[1])
+    return speed | {"operations": operations(ours, 4), "threads": 1}
+
+
+def _repeat(step: Callable[[], Any], count: int) -> Callable[[], Any]:
+    return lambda: [step() for _ in range(count)]
 
 
 def _plain_step(trainable: Classification) -> Callable[[], None]:
@@ -95,41 +97,34 @@ def _plain_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
 
 
 # --- SQuAD: texts padded to 256 tokens with the head everywhere ---
-# The whole vocabulary of GPT-2 is there, as in the paper: 21.7 million parameters. Windows at a random
-# offset, then whole paragraphs.
+# Windows at a random offset, with the whole vocabulary of GPT-2, as in the paper: 21.7 million parameters.
 
-FORMS = {"random": "random-full-vocabulary", "whole": "whole-full-vocabulary"}
 BATCH = 16
-SQUAD_ROUNDS = 3
+SQUAD_ROUNDS = 2
 SQUAD_STEPS = 1, 2  # plain and ours
 IGNORED = -100  # the label of tokens outside answers
 
 
 def run_squad(progress: Progress) -> dict[str, Any]:
     """Seconds per step of both ways and their ratio."""
-    forms: dict[str, dict[str, Any]] = {}
-    for number, (name, form) in enumerate(FORMS.items()):
-        trainable = build_trainable(squad_config(form))
-        assert isinstance(trainable, Generation)
-
-        def report(done: float, total: float, note: str = "", before: int = number) -> None:
-            progress(before * total + done, len(FORMS) * total)
-
-        ours = Steps(trainable.config, trainable)
-        speed = _race_steps(_plain_squad_step(trainable), ours.step, SQUAD_STEPS, SQUAD_ROUNDS, report)
-        forms[name] = speed | {
-            "examples_per_second": BATCH / speed["seconds"],
-            "plain_examples_per_second": BATCH / speed["plain_seconds"],
-            "mean_tokens": float(trainable.train.lengths.double().mean()),
-            "parameters": sum(parameter.numel() for parameter in trainable.model.parameters()),
-        }
-    about = {"batch_size": BATCH, "rounds": SQUAD_ROUNDS, "threads": 1}
-    return forms["random"] | {"whole": forms["whole"]} | about
+    trainable = build_trainable(squad_config())
+    assert isinstance(trainable, Generation)
+    ours = Steps(trainable.config, trainable)
+    speed = _race_steps(_plain_squad_step(trainable), ours.step, SQUAD_STEPS, SQUAD_ROUNDS, progress)
+    return speed | {
+        "examples_per_second": BATCH / speed["seconds"],
+        "plain_examples_per_second": BATCH / speed["plain_seconds"],
+        "mean_tokens": float(trainable.train.lengths.double().mean()),
+        "parameters": sum(parameter.numel() for parameter in trainable.model.parameters()),
+        "batch_size": BATCH,
+        "rounds": SQUAD_ROUNDS,
+    }
 
 
-def squad_config(form: str) -> TrainConfig:
-    """The paper's model on questions of one form."""
-    changes = {"form": form, "batch_size": BATCH, "accumulate": 1, "qk_ratio": 20, "train_limit": 20_000}
+def squad_config() -> TrainConfig:
+    """The paper's model and data."""
+    data = {"form": "random-full-vocabulary", "train_limit": 20_000}
+    changes = data | {"batch_size": BATCH, "accumulate": 1, "qk_ratio": 20}
     return TrainConfig("squad", **(SIZES["paper"] | changes))
 
 
@@ -180,43 +175,34 @@ TOY_ROUNDS, TOY_PLAIN_STEPS, TOY_STEPS = 5, 60, 1000
 
 
 def run_synthetic(progress: Progress) -> dict[str, Any]:
-    """Time both, several rounds in turn; the shortest time of each counts, other work only adds to it."""
+    """Seconds per step of both ways and their ratio; the engine compiles in the round that warms up."""
     cells = [replace(panel.cell, fresh=True, stop="never") for panel in panels("literal", PANELS)]
-    progress(0, TOY_ROUNDS + 1, "compiling")
-    _, compile_seconds = timed(Trainer(replace(cells[0], batches=1)).epoch)
     trainers = [Trainer(replace(cell, seed=seed)) for cell in cells for seed in range(SEEDS)]
-    plain_times, our_times = [], []
-    for done in range(TOY_ROUNDS):
-        progress(done + 1, TOY_ROUNDS + 1, "plain loop and engine")
-        with one_thread():
-            plain_times.append(float(np.mean([plain_step_seconds(cell) for cell in cells])))
-        _, seconds = timed(lambda: advance_all(trainers))
-        our_times.append(seconds / (len(trainers) * TOY_STEPS))
-    about = {"cells": len(trainers), "threads": THREADS, "compile_seconds": compile_seconds}
-    return compared(min(plain_times), min(our_times)) | about
+    steps = [_plain_toy_step(cell) for cell in cells]
+
+    def advance_all() -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda trainer: trainer.advance(TOY_STEPS), trainers))
+
+    plain = _repeat(lambda: [step() for step in steps], TOY_PLAIN_STEPS)
+    with one_thread():
+        blocks = race({"plain": plain, "ours": advance_all}, TOY_ROUNDS, progress)
+    plain_seconds = blocks["plain_seconds"] / (len(cells) * TOY_PLAIN_STEPS)
+    speed = compared(plain_seconds, blocks["seconds"] / (len(trainers) * TOY_STEPS))
+    return speed | {"cells": len(trainers), "rounds": TOY_ROUNDS, "threads": THREADS}
 
 
-def advance_all(trainers: list[Trainer]) -> None:
-    """Our way: so many steps of all cells together."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda trainer: trainer.advance(TOY_STEPS), trainers))
-
-
-def plain_step_seconds(cell: SyntheticCell, steps: int = TOY_PLAIN_STEPS) -> float:
-    """The plain way: seconds per step of one training."""
-    language = cell.language
-    generator = np.random.default_rng(cell.seed)
+def _plain_toy_step(cell: SyntheticCell) -> Callable[[], Any]:
+    language, generator = cell.language, np.random.default_rng(cell.seed)
     model = AttentionModel(cell.parameterization, language.vocabulary)
-    qk = [value for name, value in model.named_parameters() if name.startswith(("key", "query"))]
-    ov = [value for name, value in model.named_parameters() if not name.startswith(("key", "query"))]
-    optimizer = torch.optim.SGD(
-        [{"params": qk, "lr": cell.lr * cell.qk_ratio}, {"params": ov, "lr": cell.lr}]
-    )
+    groups: list[dict[str, Any]] = [
+        {"params": [weight], "lr": cell.lr * (cell.qk_ratio if name.startswith(("key", "query")) else 1)}
+        for name, weight in model.named_parameters()
+    ]
+    optimizer = torch.optim.SGD(groups)
     support, probabilities = language.support, language.probabilities
-    begin = 0.0
-    for step in range(steps + 5):
-        if step == 5:  # the first steps allocate
-            begin = time.perf_counter()
+
+    def step() -> float:
         rows, labels = [], []
         for _ in range(cell.batch):
             c = int(generator.integers(language.classes))
@@ -227,8 +213,9 @@ def plain_step_seconds(cell: SyntheticCell, steps: int = TOY_PLAIN_STEPS) -> flo
         loss = cross_entropy(model(torch.tensor(np.array(rows))), torch.tensor(labels))
         loss.backward()
         optimizer.step()
-        loss.item()
-    return (time.perf_counter() - begin) / steps
+        return loss.item()
+
+    return step
 
 
 # --- The paper's models as anybody would write them, which tests compare ours with ---
@@ -268,15 +255,9 @@ class _PlainBlock(nn.Module):
         def by_head(weight: Tensor, bias: Tensor) -> Tensor:
             return torch.einsum("btd,hde->bhte", stream, weight) + bias[:, None]
 
-        query, key, value = (
-            by_head(block.W_Q, block.b_Q),
-            by_head(block.W_K, block.b_K),
-            by_head(block.W_V, block.b_V),
-        )
-        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        read = torch.einsum("bhte,hed->btd", weights @ value, block.W_O) + block.b_O
+        query, key = by_head(block.W_Q, block.b_Q), by_head(block.W_K, block.b_K)
+        mixed = _causal(query, key) @ by_head(block.W_V, block.b_V)
+        read = torch.einsum("bhte,hed->btd", mixed, block.W_O) + block.b_O
         stream = stream + read if self.residual else read
         if not hasattr(self, "W_in"):
             return stream
@@ -320,12 +301,17 @@ class _PlainGeneratorBlock(nn.Module):
             part(normed).view(batch, length, attention.heads, -1).transpose(1, 2)
             for part in (attention.query, attention.key, attention.value)
         )
-        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        weights = dropout(scores.masked_fill(hidden, -1e9).softmax(-1), self.rate, self.training)
+        weights = dropout(_causal(q, k), self.rate, self.training)
         stream = stream + attention.out((weights @ v).transpose(1, 2).reshape(batch, length, -1))
         middle = dropout(gelu(block.mlp.inward(block.mlp_norm(stream))), self.rate, self.training)
         return stream + dropout(block.mlp.outward(middle), self.rate, self.training)
+
+
+def _causal(query: Tensor, key: Tensor) -> Tensor:
+    """Attention (batch, head, query, key) on what stands before."""
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1)
 
 
 def _copy(parameter: Tensor) -> nn.Parameter:
@@ -364,23 +350,16 @@ class AttentionModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         embedded = functional.one_hot(tokens, self.vocabulary).to(next(self.parameters()).dtype)
         attended = embedded if self.attend_query else embedded[:, :-1]
-        attention = self.attention(attended, embedded[:, -1])
-        record(self, attention[:, None, None, :])
-        return self.logits(attended, attention)
-
-    def attention(self, attended: Tensor, query: Tensor) -> Tensor:
-        """Probabilities (batch, position) of the query's row."""
+        layer, query = self.get_submodule, embedded[:, -1]
         if hasattr(self, "query_key"):
-            keys, queries = self.get_submodule("query_key")(attended), query
+            keys = layer("query_key")(attended)
         else:
-            keys, queries = self.get_submodule("key")(attended), self.get_submodule("query")(query)
-        return torch.softmax(self.score_scale * torch.einsum("btd,bd->bt", keys, queries), dim=-1)
-
-    def logits(self, attended: Tensor, attention: Tensor) -> Tensor:
-        """Logits (batch, outputs) of what the attention brings together."""
-        if hasattr(self, "output_value"):
-            values, output = attended, self.get_submodule("output_value")
-        else:
-            values, output = self.get_submodule("value")(attended), self.get_submodule("output")
+            keys, query = layer("key")(attended), layer("query")(query)
+        scores = self.score_scale * torch.einsum("btd,bd->bt", keys, query)
+        attention = torch.softmax(scores, dim=-1)
+        record(self, attention[:, None, None, :])
+        factorized = not hasattr(self, "output_value")
+        values = layer("value")(attended) if factorized else attended
+        output = layer("output" if factorized else "output_value")
         logits: Tensor = output(torch.einsum("bt,btd->bd", attention, values))
         return logits[:, self.outputs]

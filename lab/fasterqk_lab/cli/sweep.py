@@ -275,7 +275,7 @@ def _list_cells(arguments: argparse.Namespace) -> int:
     if arguments.state not in (None, *STATES):
         raise InputError(f"{arguments.state!r} is no state; choose from {', '.join(STATES)}")
     wanted = STATES if arguments.state is None else (arguments.state,)
-    cells = summaries(Store(arguments.out), with_result=True)
+    cells = summaries(Store(arguments.out))
     rows = [dataclasses.asdict(summary) for summary in cells if summary.state in wanted]
     if not rows and not arguments.json:
         print(f"no cells in {arguments.out}")

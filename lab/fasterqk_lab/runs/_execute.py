@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -27,11 +28,11 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
 from fasterqk.errors import InputError
 from fasterqk.files import append_line, plain, read_json_lines
-from fasterqk_lab.runs._store import Store, claim, clear, clear_temporary, has_result, write_sealed
+from fasterqk_lab.runs._store import Store, claim, clear, clear_temporary, read_result, write_sealed
 
 # --- Messages between sweep and workers ---
 
@@ -104,14 +105,9 @@ JOURNAL_NAME = "journal.jsonl"
 
 def write_journal(folder: Path, event: str, attempt: int, **about: Any) -> None:
     """Append one line to the journal of the cell in ``folder``."""
-    line = {
-        "event": event,
-        "attempt": attempt,
-        **about,
-        "time": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
-        "process": os.getpid(),
-        "host": socket.gethostname(),
-    }
+    now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")
+    where = {"time": now, "process": os.getpid(), "host": socket.gethostname()}
+    line = {"event": event, "attempt": attempt, **about, **where}
     append_line(folder / JOURNAL_NAME, json.dumps(plain(line)))
 
 
@@ -156,31 +152,33 @@ def execute(task: CellTask, notify: Notify, surround: Surround = lambda folder: 
     notify(event)
 
 
-def current_name(name: Any) -> Any:
+def current_name(name: str) -> str:
     """``"module:name"`` as it is called now: before the lab was a package of its own it was `fasterqk.lab`.
 
     >>> current_name("fasterqk.lab.training:train"), current_name("mine:train")
     ('fasterqk_lab.training:train', 'mine:train')
     """
-    before = "fasterqk.lab."
-    return (
-        f"fasterqk_lab.{name[len(before) :]}" if isinstance(name, str) and name.startswith(before) else name
-    )
+    return re.sub(r"^fasterqk\.lab\.", "fasterqk_lab.", name)
 
 
-def find_function(name: str) -> Callable[..., Any]:
+def find_function(name: Any) -> Callable[..., Any]:
     """The function that ``"module:function"`` names."""
-    function = import_name(name, "function")
+    function: Callable[..., Any] = import_name(name, "function")
     if not callable(function):
         raise InputError(f"{name!r} is a {type(function).__name__}, no function")
     try:
-        inspect.signature(function).bind(None, folder=None, progress=None)
+        signature = inspect.signature(function)
+        signature.bind(None, folder=None, progress=None)
+        first = next(iter(signature.parameters.values()))
+        takes_it = first.kind is not inspect.Parameter.VAR_POSITIONAL  # `subprocess:run` takes anything
     except (TypeError, ValueError):  # ValueError: a builtin that does not say what it takes
+        takes_it = False
+    if not takes_it:
         raise InputError(
             f"{name!r} does not take a configuration; a sweep calls {name.partition(':')[2]}(config,"
             " folder=..., progress=...)"
-        ) from None
-    return cast(Callable[..., Any], function)
+        )
+    return function
 
 
 def import_name(name: Any, what: str) -> Any:
@@ -202,23 +200,17 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def prepare(task: CellTask, folder: Path) -> Event | None:
-    """Make the claimed ``folder`` ready for an attempt; returns the last event when no attempt is needed."""
-    clear_temporary(folder)
-    if task.force:
-        clear(folder)
-        return None
-    try:
-        return Event("found", task.cell) if has_result(folder, task.config) else None
-    except InputError as error:
-        return Event("failed", task.cell, note=str(error), by_input=True)
-
-
 def _attempt(
     task: CellTask, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
 ) -> Event:
-    if (ended := prepare(task, folder)) is not None:
-        return ended
+    clear_temporary(folder)
+    try:
+        if task.force:
+            clear(folder)
+        elif read_result(folder, task.config) is not None:
+            return Event("found", task.cell)
+    except InputError as error:
+        return Event("failed", task.cell, note=str(error), by_input=True)
     store = Store(task.out)
     store.begin(task.config)
     (folder / "error.json").unlink(missing_ok=True)
@@ -285,10 +277,9 @@ def main(descriptor: int) -> None:
         """Send ``event``, progress only some time after the last one."""
         nonlocal last_report
         if event.kind == "progress":
-            now = time.monotonic()
-            if now - last_report < SECONDS_BETWEEN_REPORTS:
+            if time.monotonic() - last_report < SECONDS_BETWEEN_REPORTS:
                 return
-            last_report = now
+            last_report = time.monotonic()
         connection.send(event)
 
     try:

@@ -90,9 +90,7 @@ class RayCluster:
             # The worker lives, but `do_cell` itself fails there: so would every other cell.
             reason = one_line(getattr(error, "cause", None) or error)
             if "No module named 'fasterqk" in str(error):
-                reason = (
-                    "fasterqk is not installed there; `pip install 'fasterqk-lab[cluster]'` on every machine"
-                )
+                reason = "not installed there; `pip install 'fasterqk-lab[cluster]'` on every machine"
             return Event("fatal", task.cell, error=InputError(f"a worker of the Ray cluster: {reason}"))
         reason = " ".join(str(error).split()) or type(error).__name__
         return Event("lost", task.cell, note=f"its worker died ({reason.partition('. ')[0]})")

@@ -18,7 +18,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,30 +39,25 @@ def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> N
     """Write ``document`` atomically with the schema version and a checksum."""
     body = json.dumps({"schema": SCHEMA_VERSION, **plain(document)}, indent=1, allow_nan=False)
     rest = (body[2:] + "\n").encode("ascii")
-    write_bytes(path, _PREFIX + _checksum(rest).encode("ascii") + _SUFFIX + rest)
+    write_bytes(path, _PREFIX + _checksum(rest) + _SUFFIX + rest)
 
 
-def read_sealed(
-    path: str | os.PathLike[str], *, before: str = "", lists: bool = True
-) -> dict[str, Any] | None:
+def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The document at ``path`` without its checksum, or None when there is no such file.
 
-    Large documents are read more quickly in part: with ``before`` only the entries above that one;
-    without ``lists`` those that are entries of its objects (histories) come back empty. A file that is
-    not as it was written raises :class:`~fasterqk.errors.InputError`.
+    A file that is not as it was written raises :class:`~fasterqk.errors.InputError`.
     """
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
         return None
     try:
-        text = _head(data, before) if before else data
-        document = parse_json(text if lists else _without_lists(text), str(path))
+        document: dict[str, Any] = parse_json(data, str(path))
         del document["sha256"]
         version = document["schema"]
     except (ValueError, KeyError, AttributeError, TypeError):
         raise _damaged(path, "it is not the JSON that was written") from None
-    if not _is_sealed(data):
+    if data[:_HEAD] != _PREFIX + _checksum(data[_HEAD:]) + _SUFFIX:
         raise _damaged(path, "its checksum is wrong")
     if version != SCHEMA_VERSION:
         raise InputError(
@@ -71,39 +66,8 @@ def read_sealed(
     return document
 
 
-def is_whole(path: str | os.PathLike[str]) -> bool:
-    """Whether the file at ``path`` is as it was written, or not there; cheaper than reading it."""
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        return True
-    return _is_sealed(data)
-
-
-def _is_sealed(data: bytes) -> bool:
-    return data[:_HEAD] == _PREFIX + _checksum(data[_HEAD:]).encode("ascii") + _SUFFIX
-
-
-def _head(data: bytes, before: str) -> bytes:
-    # Only entries of the document itself are indented by one blank, and no text holds a line break.
-    end = data.find(f'\n "{before}":'.encode())
-    return data if end < 0 else data[:end].rstrip(b",") + b"}"
-
-
-def _without_lists(data: bytes) -> bytes:
-    # An entry of an object of the document is indented by two blanks, and so is the end of its list.
-    parts, end = [], 0
-    while (start := data.find(b'": [\n', end)) >= 0:
-        start += len(b'": [')
-        parts.append(data[end:start])
-        line = data.rfind(b"\n", 0, start) + 1
-        of_an_object = data[line : line + 3] == b'  "'
-        end = data.find(b"\n  ]", start) + len(b"\n  ") if of_an_object else start
-    return b"".join([*parts, data[end:]])
-
-
-def _checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _checksum(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode("ascii")
 
 
 def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:
@@ -190,23 +154,20 @@ def environment() -> dict[str, Any]:
     fasterqk-lab runs from a git checkout; ``changed`` says whether its files differ from that commit.
     """
     commit, changed = _git_state(Path(fasterqk.__file__).parent)
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "fasterqk": fasterqk.__version__,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": versions,
         "platform": platform.platform(),
         "processors": os.cpu_count(),
         "device": os.environ.get("FASTERQK_DEVICE") or "cpu",
         "commit": commit,
         "changed": changed,
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_state(package: Path) -> tuple[str | None, bool | None]:
@@ -293,13 +254,8 @@ class Store:
 
     def cells(self) -> Iterator[Path]:
         """The folders of all cells, finished or not, in order of their names."""
-        try:
-            names = sorted(os.listdir(self.root))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for name in names:
-            if CELL_NAME.fullmatch(name):
-                yield self.root / name
+        names = os.listdir(self.root) if self.root.is_dir() else []
+        return (self.root / name for name in sorted(names) if CELL_NAME.fullmatch(name))
 
     def find(self, prefix: str) -> Path:
         """The folder of the one cell whose name begins with ``prefix``."""
@@ -320,16 +276,13 @@ class Store:
             shutil.rmtree(folder)
 
 
-def read_result(
-    folder: Path, config: Any = None, *, before: str = "", lists: bool = True
-) -> dict[str, Any] | None:
+def read_result(folder: Path, config: Any = None) -> dict[str, Any] | None:
     """The content of a cell's ``result.json`` (``result``, and which cell it belongs to), or None.
 
-    ``before`` and ``lists`` are those of :func:`read_sealed`. With its ``config``, a result from before a
-    default changed is refused: fields at their defaults are not part of a cell's name, so such a result
-    would be taken for one of today.
+    With its ``config``, a result from before a default changed is refused: fields at their defaults are not
+    part of a cell's name, so such a result would be taken for one of today.
     """
-    document = read_sealed(folder / "result.json", before=before, lists=lists)
+    document = read_sealed(folder / "result.json")
     if document is None:
         return None
     if (cell := document.get("cell")) != folder.name:
@@ -337,11 +290,6 @@ def read_result(
     if config is not None and document.get("defaults") != _defaults_signature(config.__class__):
         _refuse_other_defaults(folder, type(config))
     return document
-
-
-def has_result(folder: Path, config: Any = None) -> bool:
-    """Whether the cell has a result; refuses the same ones as :func:`read_result`, and is quicker."""
-    return read_result(folder, config, before="result") is not None
 
 
 @functools.cache
@@ -372,26 +320,19 @@ def state(folder: Path) -> str:
     return "failed" if (folder / "error.json").exists() else "stopped"
 
 
-def clear(folder: Path) -> None:
-    """Empty a cell's folder, its lock excepted; the caller holds the claim."""
+def clear(folder: Path, names: str = "*") -> None:
+    """Remove what matches ``names`` from a cell's folder, but its lock; the caller holds the claim."""
     # First what marks the cell as finished: half a removal is then an unfinished cell.
-    (folder / "result.json").unlink(missing_ok=True)
-    for entry in folder.iterdir():
-        if entry.name != LOCK_NAME:
-            _delete(entry)
+    for entry in sorted(folder.glob(names), key=lambda entry: entry.name != "result.json"):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK_NAME:
+            entry.unlink()
 
 
 def clear_temporary(folder: Path) -> None:
     """Remove what a killed process left half-written; the caller holds the claim."""
-    for entry in folder.glob(".*.tmp"):
-        _delete(entry)
-
-
-def _delete(entry: Path) -> None:
-    if entry.is_dir():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()
+    clear(folder, ".*.tmp")
 
 
 # --- Files of compact cells: what `--export` writes and `--cells` reads ---

@@ -1,29 +1,10 @@
 """A sweep: one function for many configurations, each done once, by as many processes as wanted.
 
-It may be written down in a TOML file (a spec) that says which cells there are:
+It may be written down in a TOML file, a spec (docs/sweeps.md), that says which cells there are: grid x arms x
+seeds, seed by seed, so that a sweep that is stopped early has whole comparisons.
 
-    seeds = [0, 1, 2]
-
-    [base]                    # fields of all cells
-    task = "agreement"
-    epochs = 10
-
-    [arms.baseline]           # fields of one arm
-    qk_ratio = 1
-    [arms.faster_qk]
-    qk_ratio = 30
-
-    [grid]                    # every combination of these
-    lr = [1e-4, 1e-3]
-
-    [resources]               # of one cell; results do not depend on them
-    cpus = 1
-    gpus = 0
-
-The cells are grid x arms x seeds, seed by seed: a sweep that is stopped early has whole comparisons.
-
-``config`` and ``function`` name a class and a function of any module that Python finds, also beside the spec:
-a spec is a program. To read it is to import them, to sweep is to call them.
+``config`` and ``function`` of a spec name a class and a function of any module that Python finds, also beside
+the spec: a spec is a program. To read it is to import them, to sweep is to call them.
 """
 
 import itertools
@@ -56,7 +37,7 @@ from fasterqk_lab.runs._execute import (
     next_attempt,
     save_error,
 )
-from fasterqk_lab.runs._store import Store, claim, has_result
+from fasterqk_lab.runs._store import Store, claim, read_result
 
 RETRIES = 2
 
@@ -224,7 +205,7 @@ class RunningSweep:
     def _collect(self, cell: str) -> bool:
         """Look for the result of ``cell`` in the store; True when nothing is left to do for it."""
         try:
-            if not has_result(self.store.root / cell, self.configs[cell]):
+            if read_result(self.store.root / cell, self.configs[cell]) is None:
                 return False
         except InputError as error:
             self.failures.append(Failure(cell, str(error), by_input=True))
@@ -305,50 +286,44 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
     for key in document:
         if key not in KEYS:
             raise InputError(f"unknown key {key!r}{suggestion(key, KEYS)}")
-    function = current_name(document.get("function", DEFAULT_FUNCTION))
+    function = document.get("function", DEFAULT_FUNCTION)
     find_function(function)
-    kind = _config_class(document.get("config", DEFAULT_CONFIG))
+    kind = import_name(name := document.get("config", DEFAULT_CONFIG), "class")
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        raise InputError(f"config = {name!r} is no dataclass")
     base = _table(document, "base")
-    arms = {name: _table(_table(document, "arms"), name, "arms.") for name in _table(document, "arms")}
-    grid = {name: _values(name, values, "grid") for name, values in _table(document, "grid").items()}
+    tables = {name: _table(_table(document, "arms"), name, "arms.") for name in _table(document, "arms")}
+    arms = tables or {"": {}}
+    grid = {name: _values(name, values, " in [grid]") for name, values in _table(document, "grid").items()}
     seeds: list[dict[str, Any]] = [{}]
     if "seeds" in document:
         _check_field(kind, "seed", "seeds")
         seeds = [{"seed": seed} for seed in _values("seeds", document["seeds"])]
-    for where, fields in [("base", base), ("grid", grid), *((f"arms.{name}", arms[name]) for name in arms)]:
+    for where, fields in {"base": base, "grid": grid, **{f"arms.{arm}": arms[arm] for arm in arms}}.items():
         for name in fields:
             if where.startswith("arms.") and name in grid:
                 raise InputError(f"{name!r} is in [{where}] and in [grid]; choose one")
             if name == "seed" and where != "base" and "seeds" in document:
                 raise InputError(f"'seed' is in [{where}] and in seeds; choose one")
             _check_field(kind, name, where)
-    count = math.prod(map(len, [*grid.values(), arms or [""], seeds]))
+    count = math.prod(map(len, [*grid.values(), arms, seeds]))
     if count > _MOST_CELLS:
         raise InputError(f"these are {count} cells; a sweep has at most {_MOST_CELLS}")
-    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    names_for_all = {*base, *grid, *(["seed"] if "seeds" in document else [])}
-    required = [name for name in config_types(kind) if name not in config_defaults(kind)]
-    for arm, fields in (arms or {"": {}}).items():
-        missing = [name for name in required if name not in names_for_all and name not in fields]
-        if missing:
+    defaults = config_defaults(kind)
+    for arm, fields in arms.items():
+        filled = {*defaults, *base, *grid, *seeds[0], *fields}
+        if missing := [name for name in config_types(kind) if name not in filled]:
             raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} has to give {missing[0]!r}")
     for (arm, fields), (other, others) in itertools.combinations(arms.items(), 2):
         if base | fields == base | others:
             raise InputError(f"the arms {arm!r} and {other!r} are the same")
     cells = [
-        SpecCell(arm, _config(kind, base | fields | combination | seed, arm))
+        SpecCell(arm, _config(kind, base | fields | dict(zip(grid, values, strict=True)) | seed, arm))
         for seed in seeds
-        for combination in combinations
-        for arm, fields in (arms or {"": {}}).items()
+        for values in itertools.product(*grid.values())
+        for arm, fields in arms.items()
     ]
-    return Spec(path, function, tuple(cells), _resources(_table(document, "resources")))
-
-
-def _config_class(name: Any) -> type:
-    kind = import_name(name, "class")
-    if not (isinstance(kind, type) and is_dataclass(kind)):
-        raise InputError(f"config = {name!r} is no dataclass")
-    return kind
+    return Spec(path, current_name(function), tuple(cells), _resources(_table(document, "resources")))
 
 
 def _config(kind: Any, fields: Mapping[str, Any], arm: str) -> Any:
@@ -402,8 +377,7 @@ def _table(document: Mapping[str, Any], key: str, prefix: str = "") -> dict[str,
 
 def _values(name: str, values: Any, where: str = "") -> list[Any]:
     if not isinstance(values, list) or not values:
-        place = f" in [{where}]" if where else ""
-        raise InputError(f"{name} = {values!r}{place} is no list of values, such as {name} = [1, 2]")
+        raise InputError(f"{name} = {values!r}{where} is no list of values, such as {name} = [1, 2]")
     word, count = Counter(map(repr, values)).most_common(1)[0]
     if count > 1:
         raise InputError(f"{name} has {word} more than once")

@@ -28,7 +28,7 @@ from fasterqk.files import (
 )
 from fasterqk_lab.configs import config_fields
 from fasterqk_lab.runs._execute import Event, read_journal
-from fasterqk_lab.runs._store import LOCK_NAME, Store, claim, clear, is_whole, read_result, read_sealed, state
+from fasterqk_lab.runs._store import LOCK_NAME, Store, claim, clear, read_result, read_sealed, state
 from fasterqk_lab.runs._sweep import Spec, SpecCell, read_spec
 
 # --- The table of finished cells: one row per cell, one column per field of its config or result ---
@@ -68,9 +68,6 @@ class Table(UserList[dict[str, Any]]):
             write_text(path, text)
         return text
 
-    def __repr__(self) -> str:
-        return f"Table({len(self)} rows, columns {', '.join(self.columns)})"
-
 
 def load(out: str | os.PathLike[str], spec: str | os.PathLike[str] | None = None) -> Table:
     """All finished cells of the store in ``out``, or those of ``spec`` with a column ``arm`` in front.
@@ -108,7 +105,7 @@ def with_lists_as_text(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(folder: Path, labels: Mapping[str, Any]) -> dict[str, Any] | None:
-    document = read_result(folder, lists=False)
+    document = read_result(folder)
     config = read_sealed(folder / "config.json")
     if document is None or config is None:
         return None
@@ -139,40 +136,28 @@ class Summary:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def summarize(folder: Path, *, with_config: bool = True, with_result: bool = False) -> Summary:
-    """The summary of one cell, quicker without its configuration and without its result.
-
-    A cell with an unreadable file is ``damaged``.
-    """
-    result: dict[str, Any] = {}
+def summarize(folder: Path) -> Summary:
+    """The summary of one cell; a cell with an unreadable file is ``damaged``."""
     try:
-        config = (read_sealed(folder / "config.json") or {}) if with_config else {}
-        finished = state(folder)
-        about = (read_sealed(folder / "environment.json") or {}) if finished == "done" else {}
-        if with_result and finished == "done":
-            document = read_result(folder, lists=False)
-            result = headline(document["result"]) if document else {}
-            whole = True
-        else:
-            whole = is_whole(folder / "result.json")
+        config = read_sealed(folder / "config.json") or {}
+        about = read_sealed(folder / "environment.json") or {}
+        document = read_result(folder)
     except InputError:
-        whole = False
-    if not whole:
         return Summary(folder.name, "damaged", None, {}, None, None)
     return Summary(
         cell=folder.name,
-        state=finished,
+        state=state(folder),
         kind=config.get("kind"),
         fields=config.get("all", {}),
-        attempt=about.get("attempt"),
-        seconds=about.get("seconds"),
-        result=result,
+        attempt=about.get("attempt") if document else None,
+        seconds=about.get("seconds") if document else None,
+        result=headline(document["result"]) if document else {},
     )
 
 
-def summaries(store: Store, *, with_result: bool = False) -> list[Summary]:
+def summaries(store: Store) -> list[Summary]:
     """The summaries of all cells, in order of their names."""
-    return [summarize(folder, with_result=with_result) for folder in store.cells()]
+    return [summarize(folder) for folder in store.cells()]
 
 
 # The headline of a training: what its numbers are called, and where its result holds them.
@@ -190,14 +175,11 @@ def headline(result: Mapping[str, Any]) -> dict[str, Any]:
     >>> headline({"score": 0.5, "name": "a"})
     {'score': 0.5}
     """
-    flat = flatten(result)
     if result.get("diverged"):
         return {"diverged": True}
-    headlines = {name: flat[key] for name, key in HEADLINE.items() if isinstance(flat.get(key), float)}
-    if len(headlines) > 1:
-        return headlines
-    numbers = [(name, value) for name, value in flat.items() if isinstance(value, float)]
-    return dict(numbers[:_NUMBERS_SHOWN])
+    numbers = {name: value for name, value in flatten(result).items() if isinstance(value, float)}
+    headlines = {name: numbers[key] for name, key in HEADLINE.items() if key in numbers}
+    return headlines if len(headlines) > 1 else dict(list(numbers.items())[:_NUMBERS_SHOWN])
 
 
 def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -220,25 +202,21 @@ def cell_details(folder: Path) -> dict[str, Any]:
     Parts that are missing or damaged are None; ``damaged`` says in one line each what is wrong.
     """
     damaged: list[str] = []
-
-    def part(read: Any, *arguments: Any) -> Any:
+    parts: dict[str, Any] = dict.fromkeys(("config", "result", "environment", "error"))
+    for name in parts:
         try:
-            return read(*arguments)
+            parts[name] = read_result(folder) if name == "result" else read_sealed(folder / f"{name}.json")
         except InputError as error:
             damaged.append(str(error))
-            return None
-
-    config = part(read_sealed, folder / "config.json")
-    result = part(read_result, folder)
+    config, result = parts["config"], parts["result"]
     return {
         "cell": folder.name,
         "folder": str(folder),
-        "state": "damaged" if damaged else summarize(folder).state,
+        "state": "damaged" if damaged else state(folder),
         "kind": config and config["kind"],
+        **parts,
         "config": config and config["all"],
         "result": result and result["result"],
-        "environment": part(read_sealed, folder / "environment.json"),
-        "error": part(read_sealed, folder / "error.json"),
         "journal": read_journal(folder),
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
         "damaged": damaged,
@@ -271,7 +249,7 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     """The plan for ``spec`` on the store in ``out``; nothing is run or written."""
     store = Store(out)
     configs = {store.folder(cell.config): cell.config for cell in spec.cells}
-    begun = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
+    begun = {folder: summarize(folder) for folder in configs if folder.exists()}
     count = Counter(summary.state for summary in begun.values())
     left = [configs[folder] for folder in configs if folder not in begun or begun[folder].state != "done"]
     siblings = defaultdict[str, list[float]](list)
@@ -305,9 +283,9 @@ def collect(store: Store, other: Store) -> dict[str, int]:
     """
     counts = Counter[str]()
     for folder in other.cells():
-        state = summarize(folder).state
-        if state != "done":
-            counts["damaged" if state == "damaged" else "unfinished"] += 1
+        there = summarize(folder).state
+        if there != "done":
+            counts["damaged" if there == "damaged" else "unfinished"] += 1
             continue
         with claim(store.root / folder.name) as claimed:
             counts[_copy(folder, store.root / folder.name) if claimed else "running"] += 1
@@ -329,7 +307,6 @@ def _copy(source: Path, target: Path) -> str:
 
 # --- Curves for TensorBoard, from the histories of cells as a sweep goes on ([tensorboard] extra) ---
 # Trainings know nothing of it: they write ``history.jsonl``, and events say when to read it again.
-
 
 FOLDER_NAME = "tensorboard"
 _LONGEST_NAME = 120
@@ -398,11 +375,7 @@ def _records(history: list[dict[str, Any]], first: int) -> bytes:
 
 
 def curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record that a curve can have: finite ones.
-
-    >>> curves({"step": 10, "loss": 0.5, "note": "x", "best": True, "norm": float("inf")})
-    {'step': 10, 'loss': 0.5}
-    """
+    """The numbers of a record that a curve can have: finite ones."""
     largest = {"step": 2**63 - 1}
     return {
         name: value

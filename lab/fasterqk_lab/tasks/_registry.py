@@ -9,11 +9,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class LabelledInstance:
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledInstances(Sequence[LabelledInstance]):
+class LabelledInstances:
     """The instances of a split in flat arrays, which are quick to batch.
 
     Instance i has ``tokens[offsets[i]:offsets[i + 1]]`` and the same slice of ``relevance``, which is zero
@@ -100,6 +100,14 @@ class LabelledInstances(Sequence[LabelledInstance]):
             groups={name: np.array([x.groups[name] for x in items], dtype=np.int64) for name in names},
         )
 
+    @classmethod
+    def by_split(cls, pairs: Iterable[tuple[str, LabelledInstance]]) -> "dict[str, LabelledInstances]":
+        """The three splits from single instances, each with the name of its split."""
+        splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLITS}
+        for split, instance in pairs:
+            splits[split].append(instance)
+        return {split: cls.collect(instances) for split, instances in splits.items()}
+
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens per instance."""
@@ -108,13 +116,10 @@ class LabelledInstances(Sequence[LabelledInstance]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    @overload
-    def __getitem__(self, index: int) -> LabelledInstance: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LabelledInstance]: ...
-    def __getitem__(self, index: int | slice) -> LabelledInstance | Sequence[LabelledInstance]:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
+    def __iter__(self) -> Iterator[LabelledInstance]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> LabelledInstance:
         position = range(len(self))[index]
         place = slice(self.offsets[position], self.offsets[position + 1])
         return LabelledInstance(
@@ -134,15 +139,8 @@ class LabelledInstances(Sequence[LabelledInstance]):
         if not len(self) or int(self.lengths.max()) <= length:
             return self
         keep = np.concatenate([np.arange(n) < length for n in self.lengths])
-        return LabelledInstances(
-            ids=self.ids,
-            tokens=self.tokens[keep],
-            offsets=np.concatenate([[0], np.cumsum(np.minimum(self.lengths, length))]).astype(np.int64),
-            labels=self.labels,
-            relevance=self.relevance[keep],
-            rated=self.rated,
-            groups=self.groups,
-        )
+        offsets = np.cumsum([0, *np.minimum(self.lengths, length)]).astype(np.int64)
+        return replace(self, tokens=self.tokens[keep], offsets=offsets, relevance=self.relevance[keep])
 
     def padded(self, width: int, pad: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Token ids and relevance as ``(instance, width)`` matrices, padded at the end."""
@@ -240,6 +238,12 @@ def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path
     return _load(name, form or task_module(name).FORMS[0], file, data_folder(data_dir))
 
 
+@lru_cache(maxsize=4)
+def _load(name: str, form: str, file: str, folder: Path) -> Task:
+    task: Task = task_module(name).load(form, file, folder)
+    return task
+
+
 def task_module(name: str) -> Any:
     """The module of a task; an unknown name is an error that lists the known ones."""
     check_task(name)
@@ -260,12 +264,6 @@ def check_task(name: str, form: str = "", file: str = "") -> None:
         raise InputError(f"task {name!r} reads no file of yours; {file!r} belongs to task 'jsonl'")
 
 
-@lru_cache(maxsize=4)
-def _load(name: str, form: str, file: str, folder: Path) -> Task:
-    task: Task = task_module(name).load(form, file, folder)
-    return task
-
-
 def left_out(skipped: Mapping[str, int]) -> str:
     """What was left out of the data and why, in words.
 
@@ -275,11 +273,25 @@ def left_out(skipped: Mapping[str, int]) -> str:
     return ", ".join(f"{count} with {reason}" for reason, count in skipped.items())
 
 
+def check_splits(file: Path, what: str, counts: Mapping[str, int], skipped: Mapping[str, int]) -> None:
+    """Refuse a ``file`` that leaves a split without any ``what``."""
+    for split in SPLITS:
+        if not counts[split]:
+            left = f" ({left_out(skipped)} left out)" if skipped else ""
+            raise InputError(f"{str(file)!r} has no usable {what} for the {split} split{left}")
+
+
+def split_named(name: str, where: str) -> str:
+    """Our name of a split of a data set; ``where`` it stands begins the error."""
+    names = {"train": "train", "val": "validation", "test": "test"}
+    if name not in names:
+        raise InputError(f"{where}: unknown split {name!r}; splits are {', '.join(names)}")
+    return names[name]
+
+
 # --- Data files: where they are looked for, and what to say when they are not there ---
 
 VARIABLE = "FASTERQK_DATA"
-
-
 # The folder `data` of a checkout; an installed package has none.
 CHECKOUT = Path(__file__).parents[3] / "data"
 CHECKSUMS = "SHA256SUMS"
@@ -314,18 +326,15 @@ def wrong_checksums(folder: Path) -> list[str]:
 @contextmanager
 def use_data_folder(folder: str | Path | None) -> Iterator[None]:
     """Make ``folder``, if one is given, the data folder of this process and of the workers it starts."""
-    before = os.environ.get(VARIABLE)
     if folder is not None and not Path(folder).is_dir():
         raise InputError(f"--data-dir {str(folder)!r} is no folder")
-    if folder:
-        os.environ[VARIABLE] = str(folder)
+    before = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+    os.environ |= {VARIABLE: str(folder)} if folder else {}
     try:
         yield
     finally:
-        if folder and before is None:
-            del os.environ[VARIABLE]
-        elif folder and before is not None:
-            os.environ[VARIABLE] = before
+        os.environ.pop(VARIABLE, None)
+        os.environ |= before
 
 
 @dataclass(frozen=True)
@@ -367,18 +376,16 @@ def check_data(name: str, folder: Path) -> dict[str, Any]:
     needs: Sequence[Files] = task_module(name).NEEDS
     absent = [files for files in needs if not files.find(folder)]
     notes = [files.missing(folder) for files in absent if files.otherwise]
-    report: dict[str, Any] = {
-        "files": [str(path) for files in needs for path in files.find(folder)],
-        "missing": [files.missing(folder) for files in absent if not files.otherwise],
-    }
+    missing = [files.missing(folder) for files in absent if not files.otherwise]
+    present = [str(path) for files in needs for path in files.find(folder)]
+    report: dict[str, Any] = {"files": present, "missing": missing}
     if name == "jsonl":
         notes.append("reads the file you give with --data FILE.jsonl")
     elif not report["missing"]:
         task = load_task(name, data_dir=folder)
         report["counts"] = {split: len(entries) for split, entries in task.splits.items()}
-        if all(hasattr(entries, "rated") for entries in task.splits.values()):
-            rated = {split: int(entries.rated.sum()) for split, entries in task.splits.items()}
-            report["with_rationale"] = rated
+        if isinstance(task, ClassificationTask):
+            report["with_rationale"] = {split: int(part.rated.sum()) for split, part in task.splits.items()}
         if task.skipped:
             notes.append(f"left out: {left_out(task.skipped)}")
     return report | ({"note": "; ".join(notes)} if notes else {})
@@ -387,11 +394,9 @@ def check_data(name: str, folder: Path) -> dict[str, Any]:
 def json_field(record: Any, name: str, kind: type, where: str) -> Any:
     """An entry of a JSON object, of one kind; ``where`` the object stands begins the error."""
     if not isinstance(record, dict) or not isinstance(record.get(name), kind):
-        raise InputError(f"{where} has no {_JSON_NAMES[kind]} {name!r}; download it again")
+        names: dict[type, str] = {list: "list", dict: "object", str: "text", int: "whole number"}
+        raise InputError(f"{where} has no {names[kind]} {name!r}; download it again")
     return record[name]
-
-
-_JSON_NAMES: dict[type, str] = {list: "list", dict: "object", str: "text", int: "whole number"}
 
 
 def checksum(path: Path) -> str:

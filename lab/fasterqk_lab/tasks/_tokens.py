@@ -263,7 +263,7 @@ def _packed(path: Path, tokens: int) -> NDArray[np.float32]:
 
 def _official(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
     """Rows of the official text file: a token is looked up as it is, in lower case, and without its blank."""
-    spellings = [_spellings(token) for token in vocabulary]
+    spellings = [(token, token.lower(), token.removeprefix(" ").lower()) for token in vocabulary]
     wanted = {spelling for accepted in spellings for spelling in accepted}
     rows: dict[str, NDArray[np.float32]] = {}
     for number, line in enumerate(read_lines(path), start=1):
@@ -284,10 +284,6 @@ def _official(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
     return vectors
 
 
-def _spellings(token: str) -> tuple[str, ...]:
-    return token, token.lower(), token.removeprefix(" ").lower()
-
-
 def start_vectors(vectors: NDArray[np.float32], width: int, seed: int) -> NDArray[np.float32]:
     """(token, ``width``) to start an embedding from: known rows mapped to the width, unknown ones drawn.
 
@@ -297,21 +293,12 @@ def start_vectors(vectors: NDArray[np.float32], width: int, seed: int) -> NDArra
     generator = np.random.default_rng(seed)
     known = np.isfinite(vectors).all(axis=1)
     rows = vectors[known].astype(np.float64)
-    turned = rows @ (_wider if width >= rows.shape[1] else _narrower)(rows, width, generator)
-    scale = turned.std() if turned.size else 1.0
-    start = generator.normal(scale=scale, size=(len(vectors), width))
+    if width < rows.shape[1]:
+        turn = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :width]
+    else:  # uniform over all such maps
+        orthonormal, triangle = np.linalg.qr(generator.normal(size=(width, rows.shape[1])))
+        turn = (orthonormal * np.sign(np.diag(triangle))).T
+    turned = rows @ turn
+    start = generator.normal(scale=turned.std() if turned.size else 1.0, size=(len(vectors), width))
     start[known] = turned
     return start.astype(np.float32)
-
-
-def _wider(rows: NDArray[np.float64], width: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """(dimensions, width) with orthonormal rows, uniform over all such maps."""
-    normal = generator.normal(size=(width, rows.shape[1]))
-    orthonormal, triangle = np.linalg.qr(normal)
-    return np.asarray((orthonormal * np.sign(np.diag(triangle))).T)
-
-
-def _narrower(rows: NDArray[np.float64], width: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """(dimensions, width): the directions in which the rows are longest."""
-    _, directions = np.linalg.eigh(rows.T @ rows)
-    return np.asarray(directions[:, ::-1][:, :width])

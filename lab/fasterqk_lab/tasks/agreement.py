@@ -21,13 +21,10 @@ NEEDS = ()
 COUNTS = {"train": 10_000, "validation": 1_000, "test": 2_000}
 CLASSES = ("singular", "plural")
 SAMPLE_SEED = 20_260
-# Chances: of a singular subject, of an opening adverb, of an adjective before a noun, of 0 to 3
-# modifiers, and that a modifier's noun has the other number.
-SINGULAR = 0.6
-OPENING = 0.4
-ADJECTIVE = 0.3
+# Chances: of a singular subject, of an opening adverb, of an adjective before a noun, that a modifier's noun
+# has the other number, and of 0 to 3 modifiers.
+SINGULAR, OPENING, ADJECTIVE, OTHER_NUMBER = 0.6, 0.4, 0.3, 0.5
 MODIFIERS = (0.2, 0.35, 0.3, 0.15)
-OTHER_NUMBER = 0.5
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -61,48 +58,28 @@ OPENERS = _words("""
     naturally luckily oddly
 """)
 DETERMINERS = _words("the my your his her our their")
-RELATIVE = "that"
-COMMA = ","
-PAD = "[PAD]"
-VOCABULARY = (
-    PAD,
-    COMMA,
-    RELATIVE,
-    *DETERMINERS,
-    *PREPOSITIONS,
-    *OPENERS,
-    *ADJECTIVES,
-    *VERBS,
-    *NOUNS,
-    *(f"{noun}s" for noun in NOUNS),
-)
+PAD, COMMA, RELATIVE = "[PAD]", ",", "that"
+VOCABULARY = (PAD, COMMA, RELATIVE, *DETERMINERS, *PREPOSITIONS, *OPENERS, *ADJECTIVES, *VERBS)
+VOCABULARY += (*NOUNS, *(f"{noun}s" for noun in NOUNS))
 
 
 def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task; nothing is read."""
     generator = Random(SAMPLE_SEED)
     ids = {word: index for index, word in enumerate(VOCABULARY)}
-    sentences: set[tuple[str, ...]] = set()
-    splits = {}
-    for split, count in COUNTS.items():
-        examples: list[LabelledInstance] = []
-        while len(examples) < count:
-            sentence, subject, number, attractors = draw_sentence(generator)
-            if tuple(sentence) in sentences:  # no sentence stands in two splits
-                continue
-            sentences.add(tuple(sentence))
-            relevance = np.zeros(len(sentence))
-            relevance[subject] = 1.0
-            examples.append(
-                LabelledInstance(
-                    id=f"{split}-{len(examples)}",
-                    tokens=np.array([ids[word] for word in sentence]),
-                    label=number,
-                    relevance=relevance,
-                    groups={"attractors": attractors},
-                )
-            )
-        splits[split] = LabelledInstances.collect(examples)
+    sentences: set[tuple[str, ...]] = set()  # no sentence stands in two splits
+
+    def draw(split: str, number: int) -> LabelledInstance:
+        words, subject, label, attractors = draw_sentence(generator)
+        while tuple(words) in sentences:
+            words, subject, label, attractors = draw_sentence(generator)
+        sentences.add(tuple(words))
+        relevance = (np.arange(len(words)) == subject).astype(float)
+        tokens, groups = np.array([ids[word] for word in words]), {"attractors": attractors}
+        return LabelledInstance(f"{split}-{number}", tokens, label, relevance, groups)
+
+    instances = ((split, draw(split, number)) for split in COUNTS for number in range(COUNTS[split]))
+    splits = LabelledInstances.by_split(instances)
     return ClassificationTask(name="agreement", splits=splits, classes=CLASSES, vocabulary=VOCABULARY)
 
 

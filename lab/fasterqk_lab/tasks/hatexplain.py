@@ -4,7 +4,7 @@ It is read from the two official files or from one compact file with one post pe
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ from fasterqk_lab.tasks._registry import (
     Files,
     LabelledInstance,
     LabelledInstances,
+    check_splits,
     checksum,
     json_field,
+    split_named,
 )
 from fasterqk_lab.tasks._tokens import WORD_PIECES, WordPieces
 
 LABELS = ("hatespeech", "normal", "offensive")
-# The splits by the names of the data set, and by ours.
-SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
 # "union": a word is relevant when any annotator marked it; text as given.
 # "votes": the share of the three annotators that marked it, and the notebooks' cleaning as far as the
 # already tokenised text allows it (for the `released` protocol).
@@ -65,16 +65,15 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
     posts = read_posts(paths)
     words = [_clean(post.words) if form == "votes" else list(enumerate(post.words)) for post in posts]
     encoded = pieces.encode([[word for _, word in text] for text in words])
-    splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLIT_NAMES.values()}
+    instances = []
     for post, text, (tokens, kept) in zip(posts, words, encoded, strict=True):
         weights = _votes(post) if form == "votes" else _union_mask(post)
         places = np.array([place for place, _ in text], dtype=np.int64)
         relevance = None if weights is None else weights[places[kept]]
-        example = LabelledInstance(post.id, tokens, LABELS.index(post.label), relevance)
-        splits[post.split].append(example)
+        instances.append((post.split, LabelledInstance(post.id, tokens, LABELS.index(post.label), relevance)))
     return ClassificationTask(
         name="hatexplain",
-        splits={name: LabelledInstances.collect(examples) for name, examples in splits.items()},
+        splits=LabelledInstances.by_split(instances),
         classes=LABELS,
         vocabulary=pieces.vocabulary,
         sensitive=True,
@@ -93,10 +92,8 @@ def _votes(post: Post) -> NDArray[np.float64] | None:
     """
     if post.annotators is None:
         return None
-    marks = np.zeros(len(post.words))
-    for mask in post.annotators:
-        marks += mask
-    return marks / ANNOTATORS
+    marks = np.array(post.annotators, dtype=float).reshape(-1, len(post.words))
+    return np.asarray(marks.sum(axis=0) / ANNOTATORS)
 
 
 def _clean(words: tuple[str, ...]) -> list[tuple[int, str]]:
@@ -111,46 +108,50 @@ _MARKS = str.maketrans("<>*", "   ")
 
 
 def read_posts(paths: list[Path]) -> list[Post]:
-    """The posts of the compact file, or of the two official ones."""
-    return read_compact(paths[0]) if len(paths) == 1 else read_official(*paths)
+    """The posts of the compact file, or of the two official ones.
+
+    They are sorted by id, so that training is the same from both kinds of files.
+    """
+    posts = _compact_posts(*paths) if len(paths) == 1 else _official_posts(*paths)
+    collected = sorted(posts, key=lambda post: post.id)
+    wrong = [
+        f"{post.id!r} ({len(mask)} for {len(post.words)} words)"
+        for post in collected
+        for mask in (*(post.annotators or ()), post.union)
+        if mask is not None and len(mask) != len(post.words)
+    ]
+    if wrong:
+        some = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+        raise InputError(f"{str(paths[0])!r}: {len(wrong)} rationales of the wrong length: {some}")
+    check_splits(paths[0], "post", Counter(post.split for post in collected), {})
+    return collected
 
 
-def read_official(dataset: Path, divisions: Path) -> list[Post]:
+def _official_posts(dataset: Path, divisions: Path) -> Iterator[Post]:
     """The posts of ``dataset.json`` and ``post_id_divisions.json`` whose annotators agree by majority."""
     records, split_ids = read_json(dataset), read_json(divisions)
-    posts = []
-    for name, split in SPLIT_NAMES.items():
+    for name in ("train", "val", "test"):
         for identity in json_field(split_ids, name, list, repr(str(divisions))):
             where = f"{str(dataset)!r} post {identity!r}"
             record = json_field(records, identity, dict, repr(str(dataset)))
             annotators = json_field(record, "annotators", list, where)
-            label = majority(
-                [_label(json_field(annotator, "label", str, where), where) for annotator in annotators]
-            )
-            if label is None:
-                continue
-            masks = tuple(_marks(mask, 1, where) for mask in json_field(record, "rationales", list, where))
-            words = tuple(str(word) for word in json_field(record, "post_tokens", list, where))
-            posts.append(Post(identity, split, label, words, _union(masks), masks))
-    return _checked(posts, dataset)
-
-
-def read_compact(path: Path) -> list[Post]:
-    """The posts of the compact file: one JSON object per line, rationales as strings of 0 and 1."""
-    return _checked(_compact_posts(path), path)
+            label = majority([_label(annotator, where) for annotator in annotators])
+            if label is not None:
+                masks = [_marks(mask, 1, where) for mask in json_field(record, "rationales", list, where)]
+                words = tuple(str(word) for word in json_field(record, "post_tokens", list, where))
+                # Not strict: `read_posts` finds masks of different lengths and names their posts.
+                union = tuple(map(max, zip(*masks, strict=False))) if masks else None
+                yield Post(identity, split_named(name, where), label, words, union, tuple(masks))
 
 
 def _compact_posts(path: Path) -> Iterator[Post]:
+    """The posts of the compact file: one JSON object per line, rationales as strings of 0 and 1."""
     for _, where, record in read_json_lines(path):
-        split = json_field(record, "split", str, where)
-        if split not in SPLIT_NAMES:
-            raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
-        masks = record.get("rationales")
-        union = record.get("rationale_union")
+        masks, union = record.get("rationales"), record.get("rationale_union")
         yield Post(
             id=json_field(record, "id", str, where),
-            split=SPLIT_NAMES[split],
-            label=_label(json_field(record, "label", str, where), where),
+            split=split_named(json_field(record, "split", str, where), where),
+            label=_label(record, where),
             words=tuple(json_field(record, "text", str, where).split(" ")),
             union=None if union is None else _marks(union, "1", where),
             annotators=None if masks is None else tuple(_marks(mask, "1", where) for mask in masks),
@@ -163,32 +164,7 @@ def majority(labels: Sequence[str]) -> str | None:
     >>> majority(["normal", "offensive", "normal"])
     'normal'
     """
-    votes = Counter(labels)
-    return next((label for label, count in votes.items() if count > 1), None)
-
-
-def _checked(posts: Iterable[Post], path: Path) -> list[Post]:
-    """The posts sorted by id, so that training is the same from both kinds of files."""
-    collected = sorted(posts, key=lambda post: post.id)
-    wrong = [(post.id, len(mask), len(post.words)) for post in collected for mask in _wrong_masks(post)]
-    if wrong:
-        shown = ", ".join(f"{identity!r} ({marks} for {words} words)" for identity, marks, words in wrong[:5])
-        more = ", ..." if len(wrong) > 5 else ""
-        raise InputError(f"{str(path)!r}: {len(wrong)} rationales of the wrong length: {shown}{more}")
-    for split in SPLIT_NAMES.values():
-        if not any(post.split == split for post in collected):
-            raise InputError(f"{str(path)!r} has no post of the {split} split; download it again")
-    return collected
-
-
-def _wrong_masks(post: Post) -> list[tuple[int, ...]]:
-    masks = [*(post.annotators or ()), *(() if post.union is None else (post.union,))]
-    return [mask for mask in masks if len(mask) != len(post.words)]
-
-
-def _union(masks: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
-    # Not strict: `_checked` finds masks of different lengths and names their posts.
-    return tuple(max(marks) for marks in zip(*masks, strict=False)) if masks else None
+    return next((label for label, votes in Counter(labels).most_common(1) if votes > 1), None)
 
 
 def _marks(mask: Any, marked: Any, where: str) -> tuple[int, ...]:
@@ -197,7 +173,8 @@ def _marks(mask: Any, marked: Any, where: str) -> tuple[int, ...]:
     return tuple(int(mark == marked) for mark in mask)
 
 
-def _label(label: Any, where: str) -> str:
+def _label(record: Any, where: str) -> str:
+    label: str = json_field(record, "label", str, where)
     if label not in LABELS:
         raise InputError(f"{where}: unknown label {label!r}; labels are {', '.join(LABELS)}")
-    return str(label)
+    return label

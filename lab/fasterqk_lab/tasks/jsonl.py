@@ -48,20 +48,23 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
             )
     vocabulary = frequent_words(words for _, words, _ in texts["train"])
     numbers = {word: index for index, word in enumerate(vocabulary)}
-    splits = {
-        split: LabelledInstances.collect(
+    instances = [
+        (
+            split,
             LabelledInstance(
                 id=line.id,
                 tokens=np.array([numbers.get(word, 1) for word in words], dtype=np.int64),
                 label=classes.index(str(line.label)),
                 relevance=np.array(relevance) if any(relevance) else None,
-            )
-            for line, words, relevance in examples
+            ),
         )
         for split, examples in texts.items()
-    }
+        for line, words, relevance in examples
+    ]
+    splits = LabelledInstances.by_split(instances)
+    files = {path.name: checksum(path)}
     return ClassificationTask(
-        name="jsonl", splits=splits, classes=classes, vocabulary=vocabulary, files={path.name: checksum(path)}
+        name="jsonl", splits=splits, classes=classes, vocabulary=vocabulary, files=files
     )
 
 
@@ -82,11 +85,8 @@ def _read(line: Example) -> tuple[Example, list[str], list[float]]:
     if line.words is not None and line.relevance is not None:
         return line, [word.lower() for word in line.words], list(line.relevance)
     matches = list(re.finditer(r"\S+", line.text))
-    relevance = [
-        max(
-            [weight for start, end, weight in line.relevant if start < m.end() and m.start() < end],
-            default=0.0,
-        )
-        for m in matches
+    touching = [
+        [w for start, end, w in line.relevant if start < m.end() and m.start() < end] for m in matches
     ]
+    relevance = [max(weights, default=0.0) for weights in touching]
     return line, [match.group().lower() for match in matches], relevance

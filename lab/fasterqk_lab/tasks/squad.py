@@ -13,15 +13,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.errors import InputError
 from fasterqk.files import read_json
-from fasterqk_lab.tasks._registry import SPLITS, AnswerTask, Files, Questions, checksum, json_field, left_out
+from fasterqk_lab.tasks._registry import AnswerTask, Files, Questions, check_splits, checksum, json_field
 from fasterqk_lab.tasks._tokens import BYTE_PAIRS, WORD_VECTORS, BytePairs, Encoded, read_word_vectors
 
 # The context is a window of fixed width (in characters) at a random offset, the whole paragraph, or the
@@ -82,16 +82,13 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
     train, test = (read_squad(path, skipped) for path in paths)
     asked = _split(train, test)
     splits = {name: _tokens(split, form.removesuffix(FULL), pairs, skipped) for name, split in asked.items()}
-    for name, split in splits.items():
-        if not split.asked:
-            path, left = paths[name == "test"], f" ({left_out(skipped)} left out)" if skipped else ""
-            raise InputError(f"{str(path)!r} has no usable question for the {name} split{left}")
-    if form.endswith(FULL):
-        kept = np.arange(len(pairs.vocabulary))
-    else:
-        kept = np.unique(
-            np.concatenate([flat for split in splits.values() for flat in (split.prompts.ids, split.answers)])
-        )
+    counts = {name: len(split.asked) for name, split in splits.items()}
+    from_train = not (counts["train"] and counts["validation"])
+    check_splits(paths[0] if from_train else paths[1], "question", counts, skipped)
+    kept = np.arange(len(pairs.vocabulary))
+    if not form.endswith(FULL):
+        flat = [ids for split in splits.values() for ids in (split.prompts.ids, split.answers)]
+        kept = np.unique(np.concatenate(flat))
     numbers = np.full(len(pairs.vocabulary), -1)
     numbers[kept] = np.arange(len(kept))
     return AnswerTask(
@@ -112,7 +109,7 @@ def _split(train: list[SquadQuestion], test: list[SquadQuestion]) -> dict[str, l
     validation = [question for question in train if question.title in held_out]
     validation.sort(key=lambda question: uniform(question.id))
     train = [question for question in train if question.title not in held_out]
-    return dict(zip(SPLITS, (train, validation[:VALIDATION], test), strict=True))
+    return {"train": train, "validation": validation[:VALIDATION], "test": test}
 
 
 def _held_out(asked: Sequence[SquadQuestion]) -> set[str]:
@@ -121,9 +118,8 @@ def _held_out(asked: Sequence[SquadQuestion]) -> set[str]:
     They hold twice the questions it takes, so that no single article weighs much; a small file gives a tenth.
     """
     sizes = Counter(question.title for question in asked)
-    wanted = min(2 * VALIDATION, len(asked) // 10)
+    wanted, held = min(2 * VALIDATION, len(asked) // 10), 0
     chosen: set[str] = set()
-    held = 0
     for title in sorted(sizes, key=uniform):
         if chosen and held >= wanted:
             break
@@ -132,8 +128,7 @@ def _held_out(asked: Sequence[SquadQuestion]) -> set[str]:
     return chosen
 
 
-@dataclass(frozen=True, eq=False)
-class _Tokens:
+class _Tokens(NamedTuple):
     """A split in GPT-2's tokens, all questions one after another."""
 
     asked: list[SquadQuestion]
@@ -162,26 +157,19 @@ def _tokens(asked: Sequence[SquadQuestion], kind: str, pairs: BytePairs, skipped
             skipped[TOO_LONG] += 1
             continue
         before = f"Q: {question.question} C: "
-        shift = len(before) - cut[0]
         shown.append(question)
         prompts.append(f"{before}{question.context[slice(*cut)]} A:")
-        spans.append((question.start + shift, question.stop + shift))
+        spans.append(len(before) - cut[0] + np.array([question.start, question.stop]))
     encoded = pairs.encode(prompts)
     first, last = np.array(spans, dtype=np.int64).reshape(-1, 2).T
     answers = pairs.encode([f" {question.answer}" for question in shown])
-    return _Tokens(
-        asked=shown,
-        prompts=encoded,
-        relevant=encoded.overlap(first, last),
-        answers=np.insert(answers.ids, answers.bounds[1:], pairs.end),
-        answer_bounds=answers.bounds + np.arange(len(answers.bounds)),
-    )
+    ended = np.insert(answers.ids, answers.bounds[1:], pairs.end)
+    bounds = answers.bounds + np.arange(len(answers.bounds))
+    return _Tokens(shown, encoded, encoded.overlap(first, last), ended, bounds)
 
 
 def _pieces(flat: NDArray[Any], bounds: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-    return tuple(
-        flat[first:last] for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    )
+    return tuple(flat[first:last] for first, last in pairwise(bounds.tolist()))
 
 
 # --- The part of a paragraph that a prompt shows, and why its edges do not give the answer away ---
@@ -265,21 +253,18 @@ def read_squad(path: Path, skipped: Counter[str]) -> list[SquadQuestion]:
     position is certain: it stands in the context where it says, and nothing marks the place as a guess
     (``n_occurrences`` above 1, in copies of the data that lost the original positions).
     """
-    return [question for question in _questions(path, skipped) if question is not None]
+    questions = []
+    for title, paragraph, where in _paragraphs(path):
+        context = json_field(paragraph, "context", str, where)
+        for record in json_field(paragraph, "qas", list, where):
+            if isinstance(record, dict) and not record.get("is_impossible") and record.get("answers"):
+                questions.append(_question(record, title, context, where, skipped))
+    return [question for question in questions if question is not None]
 
 
 def read_paragraphs(path: Path) -> list[str]:
     """The paragraphs of a file, in its order."""
     return [json_field(paragraph, "context", str, where) for _, paragraph, where in _paragraphs(path)]
-
-
-def _questions(path: Path, skipped: Counter[str]) -> Iterator[SquadQuestion | None]:
-    for title, paragraph, where in _paragraphs(path):
-        context = json_field(paragraph, "context", str, where)
-        for record in json_field(paragraph, "qas", list, where):
-            if not isinstance(record, dict) or record.get("is_impossible") or not record.get("answers"):
-                continue
-            yield _question(record, title, context, where, skipped)
 
 
 def _paragraphs(path: Path) -> Iterator[tuple[str, Any, str]]:

@@ -23,13 +23,13 @@ import numpy as np
 from fasterqk.errors import InputError
 from fasterqk.files import read_lines
 from fasterqk_lab.tasks._registry import (
-    SPLITS,
     ClassificationTask,
     Files,
     LabelledInstance,
     LabelledInstances,
+    check_splits,
     checksum,
-    left_out,
+    split_named,
 )
 from fasterqk_lab.tasks._tokens import WordPieces, frequent_words
 
@@ -75,10 +75,7 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
     paths = FILES.require(folder)
     skipped: Counter[str] = Counter()
     sentences = _read(paths, form, skipped)
-    for split in SPLITS:
-        if not any(sentence.split == split for sentence in sentences):
-            left = f" ({left_out(skipped)} left out)" if skipped else ""
-            raise InputError(f"{str(paths[0])!r} has no usable sentence for the {split} split{left}")
+    check_splits(paths[0], "sentence", Counter(sentence.split for sentence in sentences), skipped)
     if form == "released":
         pieces = WordPieces.find(folder)
         paths = [*paths, pieces.path]
@@ -91,20 +88,17 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
             (np.array([numbers.get(word, 1) for word in sentence.words]), np.arange(len(sentence.words)))
             for sentence in sentences
         ]
-    splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLITS}
+    numbered, instances = Counter[str](), []
     for sentence, (tokens, places) in zip(sentences, encoded, strict=True):
-        examples = splits[sentence.split]
         relevance = np.isin(places, [sentence.subject, -1 if sentence.verb is None else sentence.verb])
         attractors = {} if sentence.attractors is None else {"attractors": sentence.attractors}
-        label = LABELS.index(sentence.label)
-        examples.append(
-            LabelledInstance(
-                f"{sentence.split}-{len(examples)}", tokens, label, relevance.astype(float), attractors
-            )
-        )
+        name, label = f"{sentence.split}-{numbered[sentence.split]}", LABELS.index(sentence.label)
+        instance = LabelledInstance(name, tokens, label, relevance.astype(float), attractors)
+        numbered[sentence.split] += 1
+        instances.append((sentence.split, instance))
     return ClassificationTask(
         name="sva",
-        splits={split: LabelledInstances.collect(examples) for split, examples in splits.items()},
+        splits=LabelledInstances.by_split(instances),
         classes=(*LABELS, NEVER) if form == "released" else LABELS,
         vocabulary=vocabulary,
         files={path.name: checksum(path) for path in paths},
@@ -129,7 +123,6 @@ def _read(paths: Sequence[Path], form: str, skipped: Counter[str]) -> list[Sente
 # --- The files ---
 
 
-SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
 WRONG_INDEX = "a wrong index"
 WRONG_VERB = "a verb that is not where the index says"
 UNKNOWN_POS = "an unknown part of speech"
@@ -146,17 +139,13 @@ def read_official(path: Path, skipped: Counter[str], column: str, sizes: Mapping
     ``column`` is ``sentence`` (rare words as parts of speech) or ``orig_sentence``. The sample follows the
     notebooks' draw: its first tenth of all rows is exactly what they train on.
     """
-    count = sum(1 for _ in read_lines(path)) - 1
-    split_of = official_splits(count, sizes)
-    sentences = []
-    for number, (_, row) in enumerate(_rows(path, OFFICIAL_COLUMNS)):
-        if number not in split_of:
-            continue
-        places = _number(row["subj_index"], first=1), _number(row["verb_index"], first=1)
-        sentence = _sentence(split_of[number], row, row[column], places, skipped)
-        if sentence:
-            sentences.append(sentence)
-    return sentences
+    split_of = official_splits(sum(1 for _ in read_lines(path)) - 1, sizes)
+    rows = (
+        (split_of[number], row, row[column], _number(row["subj_index"], 1), _number(row["verb_index"], 1))
+        for number, (_, row) in enumerate(_rows(path, OFFICIAL_COLUMNS))
+        if number in split_of
+    )
+    return [sentence for row in rows if (sentence := _sentence(*row, skipped))]
 
 
 def official_splits(count: int, sizes: Mapping[str, int]) -> dict[int, str]:
@@ -164,29 +153,20 @@ def official_splits(count: int, sizes: Mapping[str, int]) -> dict[int, str]:
 
     Where there are fewer rows than ``sizes`` ask for, the splits shrink in proportion.
     """
-    order = np.random.RandomState(ORDER_SEED).permutation(count)
+    order = np.random.RandomState(ORDER_SEED).permutation(count).tolist()
     share = min(1.0, count / sum(sizes.values()))
-    splits: dict[int, str] = {}
-    start = 0
-    for split, size in sizes.items():
-        end = start + int(size * share)
-        splits |= {int(row): split for row in order[start:end]}
-        start = end
-    return splits
+    names = [split for split, size in sizes.items() for _ in range(int(size * share))]
+    return dict(zip(order, names, strict=False))
 
 
 def read_sentences(path: Path, skipped: Counter[str]) -> list[Sentence]:
     """Whole sentences of the compact file; what is left out is added to ``skipped``."""
     sentences = []
     for where, row in _rows(path, SENTENCE_COLUMNS):
-        split = row["split"]
-        if split not in SPLIT_NAMES:
-            raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
         places = _number(row["subj_idx"]), _number(row["verb_idx"])
-        sentence = _sentence(SPLIT_NAMES[split], row, row["sentence"], places, skipped)
-        if sentence:
-            sentences.append(sentence)
-    return sentences
+        split = split_named(row["split"], where)
+        sentences.append(_sentence(split, row, row["sentence"], *places, skipped))
+    return [sentence for sentence in sentences if sentence]
 
 
 def read_prefixes(path: Path, skipped: Counter[str], most: int) -> list[Sentence]:
@@ -222,12 +202,12 @@ def _sentence(
     split: str,
     row: Mapping[str, str],
     text: str,
-    places: tuple[int | None, int | None],
+    subject: int | None,
+    verb: int | None,
     skipped: Counter[str],
 ) -> Sentence | None:
     """The sentence of a row, its verb put back where a placeholder stood; None when it was counted out."""
     words = text.split(" ")
-    subject, verb = places
     if row["verb_pos"] not in LABELS:
         skipped[UNKNOWN_POS] += 1
     elif subject is None or verb is None or not 0 <= subject < verb < len(words):

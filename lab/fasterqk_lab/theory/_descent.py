@@ -1,65 +1,19 @@
 """Sign descent and full-batch Adam of the full matrices on an enumerated population, many arms at once.
 
 Like ``flow``, this module knows nothing about mu_ov, mu_qk or Theorem 1. Every matrix has a leading axis over
-arms, and every role has one learning rate per arm. Matrices are named by their roles: ``qk`` (d, d), or ``k``
-and ``q``, both (d, width), with W_QK = W_K W_Q^T; ``ov`` (M, d), or ``o`` (M, width) and ``v`` (width, d),
-with W_OV = W_O W_V.
+arms, and every role has one learning rate per arm.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
-from fasterqk_lab.theory._flow import Floats, Population, background_width
+from fasterqk_lab.theory._flow import Floats, Matrices, Population, background_width, gradients, look
 
 DESCENTS = ("sign", "adam")
-
-Matrices = dict[str, Floats]
-
-
-class Bags(NamedTuple):
-    """A population as bags of token types: sequences with the same tokens are one bag, with a weight."""
-
-    tokens: Floats  # (type, d): the vectors that stand in a context
-    queries: Floats  # (query, d)
-    counts: Floats  # (bag, type)
-    query: np.ndarray  # (bag,): which query
-    label: np.ndarray  # (bag,)
-    weight: Floats  # (bag,): share of the population
-    relevant: np.ndarray  # (type,): whether it is a token of a class
-
-    @classmethod
-    def of(cls, population: Population) -> "Bags":
-        s, (size, places, width) = population.setting, population.context.shape
-        tokens, place = np.unique(population.context.reshape(-1, width), axis=0, return_inverse=True)
-        counts = np.zeros((size, len(tokens)))
-        np.add.at(counts, (np.repeat(np.arange(size), places), place.ravel()), 1.0)
-        queries, query = np.unique(population.query, axis=0, return_inverse=True)
-        rows = np.column_stack([counts, query.ravel(), population.label])
-        bags, number = np.unique(rows, axis=0, return_counts=True)
-        return cls(
-            tokens,
-            queries,
-            bags[:, :-2],
-            bags[:, -2].astype(int),
-            bags[:, -1].astype(int),
-            number / size,
-            np.abs(tokens[:, : s.M * s.b]).sum(axis=1) > 0,
-        )
-
-
-class State(NamedTuple):
-    """The forward pass of a model on every bag, for every arm."""
-
-    attention: Floats  # (arm, bag, type)
-    values: Floats  # (arm, type, M): the logits that a token votes for
-    errors: Floats  # (arm, bag, M): softmax minus one-hot, times the weight of the bag
-    loss: Floats  # (arm,)
-    alpha: Floats  # (arm,): attention on class tokens, mean over the population
 
 
 @dataclass(frozen=True)
@@ -70,53 +24,6 @@ class Record:
     loss: Floats
     alpha: Floats
     matrices: Matrices
-
-
-def collapsed(matrices: Mapping[str, Floats], circuit: str) -> Floats:
-    """W_QK or W_OV, (arm, rows, columns): the matrix itself, or the product of its factors."""
-    if circuit in matrices:
-        return matrices[circuit]
-    if circuit == "qk":
-        return matrices["k"] @ matrices["q"].swapaxes(1, 2)
-    return matrices["o"] @ matrices["v"]
-
-
-def look(bags: Bags, matrices: Mapping[str, Floats]) -> State:
-    """Attention, votes, errors, loss and attention on class tokens of every arm."""
-    scores = bags.queries @ collapsed(matrices, "qk").swapaxes(1, 2) @ bags.tokens.T
-    attention = np.exp(scores - scores.max(axis=2, keepdims=True))[:, bags.query] * bags.counts
-    attention /= attention.sum(axis=2, keepdims=True)
-    values = bags.tokens @ collapsed(matrices, "ov").swapaxes(1, 2)
-    logits = attention @ values
-    logits -= logits.max(axis=2, keepdims=True)
-    errors = np.exp(logits)
-    total = errors.sum(axis=2, keepdims=True)
-    rows = np.arange(len(bags.label))
-    loss = (np.log(total[:, :, 0]) - logits[:, rows, bags.label]) @ bags.weight
-    errors /= total
-    errors[:, rows, bags.label] -= 1
-    errors *= bags.weight[:, None]
-    return State(attention, values, errors, loss, attention[:, :, bags.relevant].sum(axis=2) @ bags.weight)
-
-
-def slopes(bags: Bags, matrices: Mapping[str, Floats], state: State) -> Matrices:
-    """The gradient of the mean loss for every matrix, under the same names."""
-    on_ov = (state.attention.swapaxes(1, 2) @ state.errors).swapaxes(1, 2) @ bags.tokens
-    pull = state.errors @ state.values.swapaxes(1, 2)
-    centred = state.attention * (pull - (state.attention * pull).sum(axis=2, keepdims=True))
-    asks = (np.arange(len(bags.queries))[:, None] == bags.query).astype(float)  # (query, bag)
-    on_qk = bags.tokens.T @ (asks @ centred).swapaxes(1, 2) @ bags.queries
-    gradients: Matrices = {}
-    if "qk" in matrices:
-        gradients["qk"] = on_qk
-    else:
-        gradients["k"], gradients["q"] = on_qk @ matrices["q"], on_qk.swapaxes(1, 2) @ matrices["k"]
-    if "ov" in matrices:
-        gradients["ov"] = on_ov
-    else:
-        gradients["o"] = on_ov @ matrices["v"].swapaxes(1, 2)
-        gradients["v"] = matrices["o"].swapaxes(1, 2) @ on_ov
-    return gradients
 
 
 def descend(
@@ -163,19 +70,19 @@ def descend(
         raise InputError(f"optimizer {optimizer!r} is unknown; choose from {', '.join(DESCENTS)}")
     if set(start) != set(rates):
         raise InputError(f"start has the matrices {sorted(start)} and rates {sorted(rates)}; give the same")
-    bags = Bags.of(population)
     now = {name: np.array(matrix, dtype=float) for name, matrix in start.items()}
     rate = {name: np.asarray(values, dtype=float)[:, None, None] for name, values in rates.items()}
     first = {name: np.zeros_like(matrix) for name, matrix in now.items()}
     second = {name: np.zeros_like(matrix) for name, matrix in now.items()}
     for step in range(steps + 1):
-        state = look(bags, now)
+        state = look(population, now)
         done = step == steps or bool((state.loss <= until).all())
         if done or step % every == 0:
-            yield Record(step, state.loss, state.alpha, {name: matrix.copy() for name, matrix in now.items()})
+            alpha = state.mass @ population.bags.weight
+            yield Record(step, state.loss, alpha, {name: matrix.copy() for name, matrix in now.items()})
         if done:
             return
-        for name, slope in slopes(bags, now, state).items():
+        for name, slope in gradients(population, now, state).items():
             slope[np.abs(slope) <= zero * np.abs(slope).max(axis=(1, 2), keepdims=True)] = 0.0
             if optimizer == "sign":
                 now[name] -= rate[name] * np.sign(slope)

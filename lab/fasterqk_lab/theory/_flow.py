@@ -1,22 +1,30 @@
-"""Gradient flow of the full matrices on an enumerated population, for all four parameterizations.
+"""Full matrices on an enumerated population: their gradients, and gradient flow in all parameterizations.
 
-``flow`` knows nothing about mu_ov, mu_qk or Theorem 1, so it is an independent check that two scales describe
-the matrices. ``Omega`` and the imbalances describe how factorizing a circuit changes its gradient flow.
+Nothing here knows about mu_ov, mu_qk or Theorem 1 but ``theorem_weights`` and ``scales``, so ``flow`` is an
+independent check that two scales describe the matrices. ``Omega`` and the imbalances describe how
+factorizing a circuit changes its gradient flow.
+
+A model is a dict of matrices named by their roles: ``qk`` (d, d), or ``k`` and ``q``, both (d, width), with
+W_QK = W_K W_Q^T; ``ov`` (M, d), or ``o`` (M, width) and ``v`` (width, d), with W_OV = W_O W_V. Leading axes
+over many models are allowed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
-from fasterqk.theory import Setting, check_parameterization, trajectory, visited
+from fasterqk.theory import Setting, check_parameterization, visited
 
 _LARGEST = 200_000
 Floats = NDArray[np.float64]
+
+Matrices = dict[str, Floats]
 
 # Learning rates (eta_ov, eta_qk) as a function of the collapsed matrices (W_OV, W_QK).
 Rates = Callable[[Floats, Floats], tuple[float, float]]
@@ -53,24 +61,23 @@ class Population:
             raise InputError(
                 f"{setting} has {size} sequences, more than {_LARGEST}: take a smaller b, m, n or common"
             )
-        tokens = setting.M * setting.b
-        first_query = tokens + background_width(setting)
+        first_common = setting.M * setting.b
+        first_query = first_common + background_width(setting)
         width = first_query + (0 if token_query else setting.M)
         basis = np.eye(width)
-        background = basis[tokens:first_query]
+        background = basis[first_common:first_query]
         if setting.common is None:
             background = np.concatenate([background, -background])
-        context, query, label = [], [], []
+        sequences = []
         for y in range(setting.M):
             class_tokens = basis[y * setting.b : (y + 1) * setting.b]
             ends = class_tokens if token_query else basis[first_query + y : first_query + y + 1]
-            for drawn in product(
-                product(range(setting.b), repeat=setting.m), product(range(kinds), repeat=setting.n), ends
-            ):
-                context.append(np.concatenate([class_tokens[list(drawn[0])], background[list(drawn[1])]]))
-                query.append(drawn[2])
-                label.append(y)
-        return cls(setting, np.array(context), np.array(query), np.array(label))
+            drawings = product(range(setting.b), repeat=setting.m)
+            for drawn, others, end in product(drawings, product(range(kinds), repeat=setting.n), ends):
+                tokens = np.concatenate([class_tokens[list(drawn)], background[list(others)]])
+                sequences.append((tokens, end, y))
+        context, query, label = (np.array(column) for column in zip(*sequences, strict=True))
+        return cls(setting, context, query, label)
 
     @property
     def width(self) -> int:
@@ -78,61 +85,108 @@ class Population:
         return self.query.shape[1]
 
     @property
+    def class_sums(self) -> Floats:
+        """S_y, (M, d): the sum of the tokens of each class."""
+        sums = np.repeat(np.eye(self.setting.M), self.setting.b, axis=1)
+        return np.pad(sums, ((0, 0), (0, self.width - sums.shape[1])))
+
+    @property
     def ov_direction(self) -> Floats:
         """S~ of Theorem 1, (M, d): W_OV(t) = mu_ov(t) S~."""
-        s = self.setting
-        sums = np.zeros((s.M, self.width))
-        for y in range(s.M):
-            sums[y, y * s.b : (y + 1) * s.b] = 1
-        return sums - sums.mean(axis=0)
+        return self.class_sums - self.class_sums.mean(axis=0)
 
     @property
     def qk_direction(self) -> Floats:
         """The sum of S_y S_y^T (token query) or S_y u_y^T (fixed), (d, d): W_QK(t) = mu_qk(t) times this."""
-        s = self.setting
-        direction = np.zeros((self.width, self.width))
-        for y in range(s.M):
-            class_rows = slice(y * s.b, (y + 1) * s.b)
-            direction[
-                class_rows, class_rows if s.query == "token" else s.M * s.b + background_width(s) + y
-            ] = 1
-        return direction
+        fixed = np.eye(self.width)[-self.setting.M :]  # the query's basis vectors are the last ones
+        return self.class_sums.T @ (self.class_sums if self.setting.query == "token" else fixed)
 
-    def loss(self, w_ov: np.ndarray, w_qk: np.ndarray) -> np.ndarray:
-        """The mean loss at collapsed matrices W_OV (M, d) and W_QK (d, d), real or complex."""
-        _, _, logits = self._forward(w_ov, w_qk)
-        right = logits[np.arange(len(self.label)), self.label]
-        return np.mean(np.log(np.exp(logits).sum(axis=1)) - right)
+    @cached_property
+    def bags(self) -> "Bags":
+        """Sequences with the same tokens as one bag."""
+        size, places, width = self.context.shape
+        tokens, place = np.unique(self.context.reshape(-1, width), axis=0, return_inverse=True)
+        counts = np.zeros((size, len(tokens)))
+        np.add.at(counts, (np.repeat(np.arange(size), places), place.ravel()), 1.0)
+        queries, query = np.unique(self.query, axis=0, return_inverse=True)
+        rows = np.column_stack([counts, query.ravel(), self.label])
+        bags, number = np.unique(rows, axis=0, return_counts=True)
+        asked, label = bags[:, -2:].astype(int).T
+        relevant = np.abs(tokens[:, : self.setting.M * self.setting.b]).sum(axis=1) > 0
+        return Bags(tokens, queries, bags[:, :-2], asked, label, number / size, relevant)
 
-    def gradients(self, w_ov: Floats, w_qk: Floats) -> tuple[Floats, Floats]:
-        """dL/dW_OV (M, d) and dL/dW_QK (d, d) of the mean loss: Propositions 1 and 2.
 
-        With x~ = X^T a and Z = diag(a) - a a^T these are the means of (y~ - y) x~^T and of
-        X^T Z X W_OV^T (y~ - y) x_T^T.
-        """
-        attention, attended, logits = self._forward(w_ov, w_qk)
-        error = np.exp(logits - logits.max(axis=1, keepdims=True))
-        error /= error.sum(axis=1, keepdims=True)
-        error[np.arange(len(self.label)), self.label] -= 1
-        count = len(self.label)
-        pull = np.einsum("sjd,sd->sj", self.context, error @ w_ov)
-        centred = attention * (pull - (attention * pull).sum(axis=1, keepdims=True))
-        keys = np.einsum("sj,sjd->sd", centred, self.context)
-        return error.T @ attended / count, keys.T @ self.query / count
+class Bags(NamedTuple):
+    """A population as bags of token types, each with its weight."""
 
-    def attention_on_class(self, w_qk: Floats) -> Floats:
-        """Attention mass on the class positions of each sequence, (sequences,)."""
-        return self._attention(w_qk)[:, : self.setting.m].sum(axis=1)
+    tokens: Floats  # (type, d): the vectors that stand in a context
+    queries: Floats  # (query, d)
+    counts: Floats  # (bag, type)
+    query: np.ndarray  # (bag,): which query
+    label: np.ndarray  # (bag,)
+    weight: Floats  # (bag,): share of the population
+    relevant: np.ndarray  # (type,): whether it is a token of a class
 
-    def _attention(self, w_qk: np.ndarray) -> np.ndarray:
-        scores = np.einsum("sjd,sd->sj", self.context, self.query @ w_qk.T)
-        weights = np.exp(scores - scores.real.max(axis=1, keepdims=True))
-        return weights / weights.sum(axis=1, keepdims=True)
 
-    def _forward(self, w_ov: np.ndarray, w_qk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        attention = self._attention(w_qk)
-        attended = np.einsum("sj,sjd->sd", attention, self.context)
-        return attention, attended, attended @ w_ov.T
+class State(NamedTuple):
+    """The forward pass of a model on every bag."""
+
+    attention: Floats  # (..., bag, type)
+    values: Floats  # (..., type, M): the logits that a token votes for
+    errors: Floats  # (..., bag, M): softmax minus one-hot, times the weight of the bag
+    loss: Floats  # (...): mean over the population
+    mass: Floats  # (..., bag): attention on class tokens
+
+
+def _turned(matrix: np.ndarray) -> np.ndarray:
+    return matrix.swapaxes(-1, -2)
+
+
+def collapsed(matrices: Mapping[str, Floats], circuit: str) -> Floats:
+    """W_QK or W_OV: the matrix itself, or the product of its factors."""
+    if circuit in matrices:
+        return matrices[circuit]
+    return matrices["k"] @ _turned(matrices["q"]) if circuit == "qk" else matrices["o"] @ matrices["v"]
+
+
+def look(population: Population, matrices: Mapping[str, np.ndarray]) -> State:
+    """Attention, votes, errors, loss and attention on class tokens; matrices may be complex."""
+    bags = population.bags
+    scores = bags.queries @ _turned(collapsed(matrices, "qk")) @ bags.tokens.T
+    scores = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
+    attention = scores[..., bags.query, :] * bags.counts
+    attention /= attention.sum(axis=-1, keepdims=True)
+    values = bags.tokens @ _turned(collapsed(matrices, "ov"))
+    logits = attention @ values
+    logits -= logits.real.max(axis=-1, keepdims=True)
+    errors = np.exp(logits)
+    total = errors.sum(axis=-1, keepdims=True)
+    rows = np.arange(len(bags.label))
+    loss = (np.log(total[..., 0]) - logits[..., rows, bags.label]) @ bags.weight
+    errors /= total
+    errors[..., rows, bags.label] -= 1
+    errors *= bags.weight[:, None]
+    return State(attention, values, errors, loss, attention[..., bags.relevant].sum(axis=-1))
+
+
+def gradients(population: Population, matrices: Mapping[str, Floats], state: State | None = None) -> Matrices:
+    """The gradient of the mean loss for every matrix, under the same names: Propositions 1 and 2.
+
+    With x~ = X^T a and Z = diag(a) - a a^T those of the collapsed matrices are the means of (y~ - y) x~^T and
+    of X^T Z X W_OV^T (y~ - y) x_T^T. ``state`` saves the forward pass.
+    """
+    bags, state = population.bags, state or look(population, matrices)
+    on_ov = _turned(_turned(state.attention) @ state.errors) @ bags.tokens
+    pull = state.errors @ _turned(state.values)
+    centred = state.attention * (pull - (state.attention * pull).sum(axis=-1, keepdims=True))
+    asks = (np.arange(len(bags.queries))[:, None] == bags.query).astype(float)  # (query, bag)
+    on_qk = bags.tokens.T @ _turned(asks @ centred) @ bags.queries
+    slopes = {"qk": on_qk} if "qk" in matrices else {}
+    if not slopes:
+        slopes = {"k": on_qk @ matrices["q"], "q": _turned(on_qk) @ matrices["k"]}
+    if "ov" in matrices:
+        return slopes | {"ov": on_ov}
+    return slopes | {"o": on_ov @ _turned(matrices["v"]), "v": _turned(matrices["o"]) @ on_ov}
 
 
 @dataclass(frozen=True)
@@ -196,76 +250,47 @@ def balanced_factors(collapsed: Floats, width: int) -> tuple[Floats, Floats]:
     return a, b
 
 
-@dataclass(frozen=True)
-class Weights:
-    """One model: W_OV alone or its factors (W_O, W_V), W_QK alone or its factors (W_K, W_Q)."""
-
-    ov: tuple[Floats, ...]
-    qk: tuple[Floats, ...]
-
-    @property
-    def w_ov(self) -> Floats:
-        return self.ov[0] if len(self.ov) == 1 else self.ov[0] @ self.ov[1]
-
-    @property
-    def w_qk(self) -> Floats:
-        return self.qk[0] if len(self.qk) == 1 else self.qk[0] @ self.qk[1].T
-
-
-def theorem_weights(population: Population, parameterization: str, mu_ov: float, mu_qk: float) -> Weights:
-    """Weights on the directions of Theorem 1 at these scales; factors are balanced."""
+def theorem_weights(population: Population, parameterization: str, mu_ov: float, mu_qk: float) -> Matrices:
+    """Matrices on the directions of Theorem 1 at these scales; factors are balanced."""
     name = check_parameterization(parameterization)
-    w_ov, w_qk = mu_ov * population.ov_direction, mu_qk * population.qk_direction
-    ov: tuple[Floats, ...] = (w_ov,)
-    qk: tuple[Floats, ...] = (w_qk,)
+    ov, qk = mu_ov * population.ov_direction, mu_qk * population.qk_direction
+    matrices: Matrices = {"ov": ov, "qk": qk}
     if name[2] == "F":
-        ov = balanced_factors(w_ov, population.width)
+        del matrices["ov"]
+        matrices["o"], matrices["v"] = balanced_factors(ov, population.width)
     if name[0] == "F":
-        w_k, w_q_transposed = balanced_factors(w_qk, population.width)
-        qk = (w_k, w_q_transposed.T)
-    return Weights(ov, qk)
-
-
-def gradients(population: Population, weights: Weights) -> Weights:
-    """The gradient of the mean loss for every matrix, by the chain rules of Propositions 1 and 2."""
-    on_ov, on_qk = population.gradients(weights.w_ov, weights.w_qk)
-    ov: tuple[Floats, ...] = (on_ov,)
-    qk: tuple[Floats, ...] = (on_qk,)
-    if len(weights.ov) == 2:
-        w_o, w_v = weights.ov
-        ov = (on_ov @ w_v.T, w_o.T @ on_ov)
-    if len(weights.qk) == 2:
-        w_k, w_q = weights.qk
-        qk = (on_qk @ w_q, on_qk.T @ w_k)
-    return Weights(ov, qk)
+        del matrices["qk"]
+        matrices["k"], queries = balanced_factors(qk, population.width)
+        matrices["q"] = queries.T
+    return matrices
 
 
 def flow(
     population: Population,
-    start: Weights,
+    start: Mapping[str, Floats],
     times: Floats,
     *,
     qk_ratio: float = 1.0,
     eta_ov: float = 1.0,
     rates: Rates | None = None,
-    role_ratios: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
+    role_ratios: Mapping[str, float] | None = None,
     rtol: float = 1e-11,
-) -> list[Weights]:
+) -> list[Matrices]:
     """Integrate gradient flow of the full matrices from ``start``.
 
     Arguments:
         population: The data.
-        start: The weights at time zero.
+        start: The matrices at time zero.
         times: Increasing times.
         qk_ratio: The ratio eta_qk / eta_ov.
         eta_ov: The learning rate of the OV circuit.
         rates: Replaces the constant learning rates (eta_ov, qk_ratio * eta_ov) by a function of the collapsed
             matrices.
-        role_ratios: Factors on the rates of W_Q, W_K, W_V and W_O of factorized circuits.
+        role_ratios: Factors on the rates of the matrices, by name.
         rtol: The relative tolerance of the integration.
 
     Returns:
-        The weights at each of ``times``.
+        The matrices at each of ``times``.
 
     >>> population = Population.of(Setting(M=2, b=2, m=1, n=2))
     >>> start = theorem_weights(population, "CACO", mu_ov=0.1, mu_qk=0.1)
@@ -273,43 +298,33 @@ def flow(
     >>> [round(scale, 4) for scale in scales(population, last)[:2]]
     [0.94, 0.3031]
     """
-    shapes = [matrix.shape for matrix in (*start.ov, *start.qk)]
-    cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+    names, ratios = list(start), role_ratios or {}
+    cuts = np.cumsum([start[name].size for name in names])[:-1]
 
-    def unpack(vector: Floats) -> Weights:
-        parts = [part.reshape(shape) for part, shape in zip(np.split(vector, cuts), shapes, strict=True)]
-        return Weights(tuple(parts[: len(start.ov)]), tuple(parts[len(start.ov) :]))
+    def unpack(vector: Floats) -> Matrices:
+        parts = zip(names, np.split(vector, cuts), strict=True)
+        return {name: part.reshape(start[name].shape) for name, part in parts}
 
     def speed(_: float, vector: Floats) -> Floats:
-        weights = unpack(vector)
-        ov_rate, qk_rate = (eta_ov, qk_ratio * eta_ov) if rates is None else rates(weights.w_ov, weights.w_qk)
-        slope = gradients(population, weights)
-        q, k, v, o = role_ratios
-        ov_rates = (o * ov_rate, v * ov_rate) if len(slope.ov) == 2 else (ov_rate,)
-        qk_rates = (k * qk_rate, q * qk_rate) if len(slope.qk) == 2 else (qk_rate,)
-        parts = [
-            -rate * matrix
-            for rate, matrix in zip((*ov_rates, *qk_rates), (*slope.ov, *slope.qk), strict=True)
-        ]
+        matrices, rate = unpack(vector), (eta_ov, qk_ratio * eta_ov)
+        if rates is not None:
+            rate = rates(collapsed(matrices, "ov"), collapsed(matrices, "qk"))
+        slopes = gradients(population, matrices)
+        parts = [-ratios.get(name, 1.0) * rate[name in ("qk", "q", "k")] * slopes[name] for name in names]
         return np.concatenate([part.ravel() for part in parts])
 
-    state = np.concatenate([matrix.ravel() for matrix in (*start.ov, *start.qk)])
+    state = np.concatenate([start[name].ravel() for name in names])
     return [unpack(vector) for vector in visited(speed, 0.0, state, np.atleast_1d(times), rtol, rtol * 1e-4)]
 
 
-def scales(population: Population, weights: Weights) -> tuple[float, float, float]:
+def scales(population: Population, matrices: Mapping[str, Floats]) -> tuple[float, float, float]:
     """mu_ov, mu_qk, and the largest relative distance of the matrices from Theorem 1's directions."""
-    mu = []
-    off = 0.0
-    for matrix, direction in (
-        (weights.w_ov, population.ov_direction),
-        (weights.w_qk, population.qk_direction),
-    ):
-        scale = float((matrix * direction).sum() / (direction**2).sum())
-        size = float(np.linalg.norm(matrix))
-        if size:
-            off = max(off, float(np.linalg.norm(matrix - scale * direction)) / size)
-        mu.append(scale)
+    mu, off = [], 0.0
+    for circuit, direction in (("ov", population.ov_direction), ("qk", population.qk_direction)):
+        matrix = collapsed(matrices, circuit)
+        mu.append(float((matrix * direction).sum() / (direction**2).sum()))
+        if size := np.linalg.norm(matrix):
+            off = max(off, float(np.linalg.norm(matrix - mu[-1] * direction) / size))
     return mu[0], mu[1], off
 
 
@@ -332,25 +347,3 @@ def matching_rates(parameterization: str, *, qk_ratio: float = 1.0, eta_ov: floa
         return eta_ov * ov, eta_ov * qk_ratio * qk
 
     return rates
-
-
-def matching_schedule(
-    setting: Setting,
-    qk_ratio: float,
-    times: ArrayLike,
-    *,
-    parameterization: str,
-    mu0: float | None = None,
-    q0: float | None = None,
-    eta_ov: float = 1.0,
-) -> tuple[Any, Any]:
-    """The rates of :func:`matching_rates` as a schedule: (eta_ov, eta_qk) at ``times``, each of their shape.
-
-    A collapsed model trained with this schedule from the same start (mu0, q0) has the attention of the
-    factorized model at every time.
-    """
-    state = trajectory(
-        setting, qk_ratio, times, parameterization=parameterization, mu0=mu0, q0=q0, eta_ov=eta_ov
-    )
-    speed_ov, speed_qk = state.path.speedups(state.mu_ov, state.mu_qk)
-    return eta_ov * speed_ov[()], eta_ov * qk_ratio * speed_qk[()]

@@ -16,7 +16,6 @@ from fasterqk.errors import needs_extra
 from fasterqk.theory import (
     PARAMETERIZATIONS,
     QUERIES,
-    Path,
     Setting,
     growth_bounds,
     integrate,
@@ -27,12 +26,14 @@ from fasterqk.theory import (
 )
 from fasterqk_lab.theory._descent import descend, small_start
 from fasterqk_lab.theory._flow import (
+    Matrices,
     Omega,
     Population,
-    Weights,
     balanced_factors,
+    collapsed,
     flow,
     gradients,
+    look,
     matching_rates,
     ov_imbalance,
     qk_imbalance,
@@ -96,164 +97,154 @@ def _apart(ours: ArrayLike, theirs: ArrayLike) -> float:
     return float(np.max(np.abs(np.subtract(ours, theirs)) / np.abs(theirs)))
 
 
-def _settings() -> Iterator[tuple[Setting, str, float]]:
-    sizes = ((2, 1, 1, 3), (5, 50, 5, 50), (300, 7, 40, 200))
-    for query, parameterization, size, ratio in product(QUERIES, PARAMETERIZATIONS, sizes, (1e-2, 1e2)):
-        yield Setting(*size, query), parameterization, ratio
+_SIZES = ((2, 1, 1, 3), (5, 50, 5, 50), (300, 7, 40, 200))
+
+
+def _settings() -> Iterator[tuple[Setting, dict[str, Any]]]:
+    for query, name, size, ratio in product(QUERIES, PARAMETERIZATIONS, _SIZES, (1e-2, 1e2)):
+        yield Setting(*size, query), {"qk_ratio": ratio, "parameterization": name}
 
 
 def _closed_form_against_integration() -> Iterator[ArrayLike]:
-    for setting, parameterization, ratio in _settings():
-        exact = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
-        other = integrate(setting, ratio, losses=_LOSSES, parameterization=parameterization)
+    for setting, options in _settings():
+        exact = solve(setting, loss=_LOSSES, **options)
+        other = integrate(setting, losses=_LOSSES, **options)
         for name in ("mu_ov", "mu_qk", "alpha"):
             yield _apart(getattr(exact, name), getattr(other, name))
 
 
 def _time_against_integration() -> Iterator[ArrayLike]:
-    for setting, parameterization, ratio in _settings():
-        exact = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
-        other = integrate(setting, ratio, times=exact.time, parameterization=parameterization)
+    for setting, options in _settings():
+        exact = solve(setting, loss=_LOSSES, **options)
+        other = integrate(setting, times=exact.time, **options)
         yield _apart(exact.mu_ov, other.mu_ov)
         yield _apart(exact.mu_qk, other.mu_qk)
 
 
 def _wright_omega() -> Iterator[ArrayLike]:
     mu = np.geomspace(0.1, 1e3, 30)
-    for setting, parameterization, ratio in _settings():
-        path = Path.of(setting, parameterization)
-        if path.factorized_qk:
-            continue
-        state = solve(setting, ratio, mu_ov=mu, parameterization=parameterization)
-        energy = path.strength(ratio) * path.ov_integral(mu)
-        z = np.log(setting.rho) + setting.rho + energy
-        step = 1e-200j  # a complex step differentiates omega without cancellation
-        slope = (wrightomega(z + step) / 1e-200).imag
-        yield _apart(state.alpha, slope)
+    for setting, options in _settings():
+        state = solve(setting, mu_ov=mu, **options)
+        if not state.path.factorized_qk:
+            energy = state.path.strength(options["qk_ratio"]) * state.path.ov_integral(mu)
+            z = np.log(setting.rho) + setting.rho + energy
+            # A complex step differentiates omega without cancellation.
+            yield _apart(state.alpha, (wrightomega(z + 1e-200j) / 1e-200).imag)
 
 
 def _matched_loss() -> Iterator[ArrayLike]:
-    for setting, parameterization, ratio in _settings():
-        state = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
+    for setting, options in _settings():
+        state = solve(setting, loss=_LOSSES, **options)
         yield _apart(state.alpha * state.mu_ov, setting.margin(_LOSSES))
-        along = solve(setting, ratio, mu_ov=state.mu_ov, parameterization=parameterization)
-        yield _apart(along.mu_qk, state.mu_qk)
+        yield _apart(solve(setting, mu_ov=state.mu_ov, **options).mu_qk, state.mu_qk)
 
 
 def _inverse_design() -> Iterator[ArrayLike]:
-    for setting, parameterization, ratio in _settings():
-        state = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
+    for setting, options in _settings():
+        state = solve(setting, loss=_LOSSES, **options)
         if (state.alpha > 0.999999).any() or (state.alpha < 1.001 * setting.uniform_attention).any():
             continue  # there alpha itself no longer carries the digits of the ratio
-        back = ratio_for(setting, state.alpha, _LOSSES, parameterization=parameterization)
-        yield _apart(back, np.full(back.shape, ratio))
+        back = ratio_for(setting, state.alpha, _LOSSES, parameterization=options["parameterization"])
+        yield _apart(back, np.full(back.shape, options["qk_ratio"]))
+
+
+def _against_scales(population: Population, path: Iterable[Matrices], exact: Any) -> Iterator[ArrayLike]:
+    """Full matrices at the points of ``exact``: their scales, their direction, attention and loss."""
+    for index, matrices in enumerate(path):
+        mu, q, off = scales(population, matrices)
+        state = look(population, matrices)
+        yield off
+        yield _apart(mu, exact.mu_ov[index])
+        yield _apart(q, exact.mu_qk[index])
+        yield _apart(state.mass, exact.alpha[index])
+        yield _apart(state.loss, exact.loss[index])
 
 
 def _full_matrices() -> Iterator[ArrayLike]:
-    for query in QUERIES:
+    for query, name in product(QUERIES, PARAMETERIZATIONS):
         setting = Setting(**_SMALL, query=query)
         population = Population.of(setting)
-        for parameterization in PARAMETERIZATIONS:
-            start: dict[str, Any] = {"mu0": 0.1, "q0": 0.1}
-            exact = solve(setting, 3.0, loss=[0.5, 0.05], parameterization=parameterization, **start)
-            first = theorem_weights(population, parameterization, 0.1, 0.1)
-            for index, weights in enumerate(flow(population, first, exact.time, qk_ratio=3.0)):
-                mu, q, off = scales(population, weights)
-                alpha = population.attention_on_class(weights.w_qk)
-                loss = population.loss(weights.w_ov, weights.w_qk)
-                yield off
-                yield _apart(mu, exact.mu_ov[index])
-                yield _apart(q, exact.mu_qk[index])
-                yield _apart(alpha, exact.alpha[index])
-                yield _apart(loss, exact.loss[index])
+        exact = solve(setting, 3.0, loss=[0.5, 0.05], parameterization=name, mu0=0.1, q0=0.1)
+        first = theorem_weights(population, name, 0.1, 0.1)
+        yield from _against_scales(population, flow(population, first, exact.time, qk_ratio=3.0), exact)
 
 
-def _random_model(setting: Setting, balanced: bool) -> tuple[Population, Weights]:
-    population, random = Population.of(setting), np.random.default_rng(7)
+def _random_model(balanced: bool) -> tuple[Population, Matrices]:
+    population, random = Population.of(Setting(2, 2, 2, 2)), np.random.default_rng(7)
     d = population.width
-    w_o, w_v, w_k, w_q = (0.4 * random.normal(size=(rows, d)) for rows in (setting.M, d, d, d))
+    o, v, k, q = (0.4 * random.normal(size=(rows, d)) for rows in (2, d, d, d))
     if balanced:
-        w_o, w_v = balanced_factors(w_o @ w_v, d)
-        w_k, w_q_transposed = balanced_factors(w_k @ w_q.T, d)
-        w_q = w_q_transposed.T
-    return population, Weights((w_o, w_v), (w_k, w_q))
+        (o, v), (k, queries) = balanced_factors(o @ v, d), balanced_factors(k @ q.T, d)
+        q = queries.T
+    return population, {"o": o, "v": v, "k": k, "q": q}
 
 
 def _complex_step() -> Iterator[ArrayLike]:
-    population, weights = _random_model(Setting(2, 2, 2, 2), balanced=False)
-    slopes = gradients(population, weights)
-    matrices, exact = [*weights.ov, *weights.qk], [*slopes.ov, *slopes.qk]
-    for which, matrix in enumerate(matrices):
+    population, matrices = _random_model(balanced=False)
+    exact = gradients(population, matrices)
+    for name, matrix in matrices.items():
         for place in np.ndindex(matrix.shape):
-            moved = [part.astype(complex) for part in matrices]
-            moved[which][place] += 1e-100j
-            loss = population.loss(moved[0] @ moved[1], moved[2] @ moved[3].T)
-            yield abs(loss.imag / 1e-100 - exact[which][place]) / np.abs(exact[which]).max()
+            moved = matrix.astype(complex)
+            moved[place] += 1e-100j
+            slope = look(population, matrices | {name: moved}).loss.imag / 1e-100
+            yield abs(slope - exact[name][place]) / np.abs(exact[name]).max()
 
 
 def _balance() -> Iterator[ArrayLike]:
-    population, weights = _random_model(Setting(2, 2, 2, 2), balanced=False)
-    last = flow(population, weights, np.array([5.0]), qk_ratio=2.0)[0]
-    ov, qk = ov_imbalance(*weights.ov), qk_imbalance(*weights.qk)
-    yield np.abs(ov_imbalance(*last.ov) - ov) / np.abs(ov).max()
-    yield np.abs(qk_imbalance(*last.qk) - qk) / np.abs(qk).max()
+    population, first = _random_model(balanced=False)
+    last = flow(population, first, np.array([5.0]), qk_ratio=2.0)[0]
+    for imbalance, (left, right) in ((ov_imbalance, "ov"), (qk_imbalance, "kq")):
+        before = imbalance(first[left], first[right])
+        yield np.abs(imbalance(last[left], last[right]) - before) / np.abs(before).max()
 
 
 def _omega() -> Iterator[ArrayLike]:
-    population, weights = _random_model(Setting(2, 2, 2, 2), balanced=True)
-    on_ov, on_qk = population.gradients(weights.w_ov, weights.w_qk)
-    slopes = gradients(population, weights)
-    (w_o, w_v), (w_k, w_q) = weights.ov, weights.qk
-    for collapsed, gradient, product_rule in (
-        (weights.w_ov, on_ov, slopes.ov[0] @ w_v + w_o @ slopes.ov[1]),
-        (weights.w_qk, on_qk, slopes.qk[0] @ w_q.T + w_k @ slopes.qk[1].T),
-    ):
-        omega = Omega.of(collapsed)
-        size = np.abs(product_rule).max()
+    population, matrices = _random_model(balanced=True)
+    o, v, k, q = matrices.values()
+    slopes = gradients(population, matrices)
+    products = {
+        "ov": slopes["o"] @ v + o @ slopes["v"],
+        "qk": slopes["k"] @ q.T + k @ slopes["q"].T,
+    }
+    whole = {circuit: collapsed(matrices, circuit) for circuit in products}
+    for circuit, gradient in gradients(population, whole).items():
+        omega, product_rule = Omega.of(whole[circuit]), products[circuit]
         dense = (omega.dense() @ gradient.ravel(order="F")).reshape(gradient.shape, order="F")
-        doubled = Omega.of(2 * collapsed)(gradient) / 2  # degree-1 homogeneous
+        doubled = Omega.of(2 * whole[circuit])(gradient) / 2  # degree-1 homogeneous
         for side in (omega(gradient), dense, doubled):
-            yield np.abs(side - product_rule) / size
+            yield np.abs(side - product_rule) / np.abs(product_rule).max()
 
 
 def _growth() -> Iterator[ArrayLike]:
-    for setting, parameterization, ratio in _settings():
-        if parameterization != "CACO":
-            continue
-        state = solve(setting, ratio, loss=_LOSSES)
-        bounds = growth_bounds(setting, ratio, state.time)
-        for value, low, high in (
-            (state.mu_ov, bounds.mu_ov_lower, bounds.mu_ov_upper),
-            (state.mu_qk, bounds.mu_qk_lower, bounds.mu_qk_upper),
-        ):
-            yield (low - value) / value
-            yield (value - high) / value
+    for setting, options in _settings():
+        if options["parameterization"] == "CACO":
+            state = solve(setting, loss=_LOSSES, **options)
+            bounds = growth_bounds(setting, options["qk_ratio"], state.time)
+            for value, low, high in (
+                (state.mu_ov, bounds.mu_ov_lower, bounds.mu_ov_upper),
+                (state.mu_qk, bounds.mu_qk_lower, bounds.mu_qk_upper),
+            ):
+                yield (low - value) / value
+                yield (value - high) / value
 
 
 def _saturation() -> Iterator[ArrayLike]:
-    for setting, parameterization, ratio in _settings():
-        state = solve(setting, ratio, mu_ov=1e25, parameterization=parameterization)
-        law = saturated_remainder(setting, ratio, 1e25, state.mu_qk, parameterization=parameterization)
-        remainder = 1 / (1 + state.path.odds(state.mu_qk))
-        yield _apart(law, remainder) * state.mu_qk / 2
+    for setting, options in _settings():
+        state = solve(setting, mu_ov=1e25, **options)
+        law = saturated_remainder(setting, mu_ov=1e25, mu_qk=state.mu_qk, **options)
+        yield _apart(law, 1 / (1 + state.path.odds(state.mu_qk))) * state.mu_qk / 2
 
 
 def _collapsed_with_growing_rates() -> Iterator[ArrayLike]:
     times = np.array([2.0, 8.0])
-    for query in QUERIES:
+    for query, name in product(QUERIES, ("FAFO", "FACO", "CAFO")):
         population = Population.of(Setting(2, 2, 2, 2, query))
-        for parameterization in ("FAFO", "FACO", "CAFO"):
-            collapsed = theorem_weights(population, "CACO", 0.2, 0.2)
-            factorized = theorem_weights(population, parameterization, 0.2, 0.2)
-            rates = matching_rates(parameterization, qk_ratio=2.0)
-            ours = flow(population, collapsed, times, rates=rates)
-            theirs = flow(population, factorized, times, qk_ratio=2.0)
-            for our_weights, their_weights in zip(ours, theirs, strict=True):
-                for a, b in (
-                    (our_weights.w_ov, their_weights.w_ov),
-                    (our_weights.w_qk, their_weights.w_qk),
-                ):
-                    yield np.abs(a - b) / np.abs(b).max()
+        collapsed_start, start = (theorem_weights(population, kind, 0.2, 0.2) for kind in ("CACO", name))
+        ours = flow(population, collapsed_start, times, rates=matching_rates(name, qk_ratio=2.0))
+        theirs = flow(population, start, times, qk_ratio=2.0)
+        for (a, b), circuit in product(zip(ours, theirs, strict=True), ("ov", "qk")):
+            factorized = collapsed(b, circuit)
+            yield np.abs(a[circuit] - factorized) / np.abs(factorized).max()
 
 
 # Sign descent. Starts (mu0, q0): zero, ahead, and on the wrong side, where the circuit first looks away.
@@ -261,8 +252,7 @@ _SIGN_STARTS = ((0.0, 0.0), (0.7, 0.4), (-1.2505, 0.5), (-0.6505, -1.0))
 
 
 def _sign_cases() -> Iterator[tuple[Setting, float, dict[str, Any]]]:
-    sizes = ((2, 1, 1, 3), (5, 50, 5, 50), (300, 7, 40, 200))
-    for size, ratio, (mu0, q0) in product(sizes, (1e-2, 1.0, 1e2), _SIGN_STARTS):
+    for size, ratio, (mu0, q0) in product(_SIZES, (1e-2, 1.0, 1e2), _SIGN_STARTS):
         yield Setting(*size), ratio, {"mu0": mu0, "q0": q0}
 
 
@@ -353,14 +343,12 @@ def _product_law_flow() -> Iterator[ArrayLike]:
         start: dict[str, Any] = {"parameterization": "FAFO", "mu0": 0.1, "q0": 0.1, "eta_ov": rate}
         exact = solve(setting, ratio, loss=[0.5, 0.05], **start)
         first = theorem_weights(population, "FAFO", 0.1, 0.1)
-        (w_o, w_v), (w_k, w_q) = first.ov, first.qk
         ov_tilt, qk_tilt = (o / v) ** 0.25, (k / q) ** 0.25
-        first = Weights((w_o * ov_tilt, w_v / ov_tilt), (w_k * qk_tilt, w_q / qk_tilt))
-        for index, weights in enumerate(flow(population, first, exact.time, role_ratios=(q, k, v, o))):
-            mu, scale, off = scales(population, weights)
-            yield off
-            yield _apart(mu, exact.mu_ov[index])
-            yield _apart(scale, exact.mu_qk[index])
+        tilts = {"o": ov_tilt, "v": 1 / ov_tilt, "k": qk_tilt, "q": 1 / qk_tilt}
+        first = {name: matrix * tilts[name] for name, matrix in first.items()}
+        ratios = {"q": q, "k": k, "v": v, "o": o}
+        path = flow(population, first, exact.time, role_ratios=ratios)
+        yield from _against_scales(population, path, exact)
 
 
 def _product_law_sign() -> Iterator[ArrayLike]:
@@ -387,15 +375,16 @@ def _one_hot_flow() -> Iterator[ArrayLike]:
     for population in _one_hot_populations():
         exact = solve(population.setting, 2.0, loss=[0.5, 0.05])
         zero = theorem_weights(population, "CACO", 0.0, 0.0)
-        for index, weights in enumerate(flow(population, zero, exact.time, qk_ratio=2.0)):
-            yield _apart(population.attention_on_class(weights.w_qk), exact.alpha[index])
-            yield _apart(population.loss(weights.w_ov, weights.w_qk), exact.loss[index])
+        for index, matrices in enumerate(flow(population, zero, exact.time, qk_ratio=2.0)):
+            state = look(population, matrices)
+            yield _apart(state.mass, exact.alpha[index])
+            yield _apart(state.loss, exact.loss[index])
 
 
 def _one_hot_sign() -> Iterator[ArrayLike]:
     for population in _one_hot_populations():
         zero = theorem_weights(population, "CACO", 0.0, 0.0)
-        start = {"ov": zero.w_ov[None], "qk": zero.w_qk[None]}
+        start = {name: matrix[None] for name, matrix in zero.items()}
         for record in descend(population, start, {"ov": [1e-3], "qk": [1e-3]}, every=500, steps=1500):
             law = solve(population.setting, 1.0, time=record.step * 1e-3, optimizer="sign").alpha
             yield np.abs(record.alpha - law)

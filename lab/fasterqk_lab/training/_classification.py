@@ -186,8 +186,8 @@ def relevance_loss(row: Tensor, relevance: Tensor) -> Tensor:
     count as zero.
 
     >>> row = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
-    >>> relevance_loss(row, torch.tensor([[0.0, 1.0]])).exp().item()
-    1.3333333730697632
+    >>> round(relevance_loss(row, torch.tensor([[0.0, 1.0]])).exp().item(), 6)
+    1.333333
     """
     target = relevance / relevance.sum(1, keepdim=True).clamp_min(1e-12)
     return -(target * row.mean(1).clamp_min(1e-12).log()).sum(1).mean()

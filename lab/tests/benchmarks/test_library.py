@@ -9,76 +9,58 @@ from fasterqk.optim import make_optimizer
 from fasterqk_lab.benchmarks import library
 from fasterqk_lab.cli.main import main
 
+SMALL = {"n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 11, "n_positions": 6}
+
 
 @pytest.fixture
 def small(monkeypatch):
-    for name, value in {
-        "LAYERS": 2,
-        "WIDTH": 24,
-        "HEADS": 3,
-        "VOCABULARY": 11,
-        "TOKENS": 5,
-        "ROUNDS": 1,
-    }.items():
-        monkeypatch.setattr(library, name, value)
+    monkeypatch.setattr(library, "GPT2", SMALL)
+    monkeypatch.setattr(library, "ROUNDS", 1)
 
 
 def test_every_layout_and_kernel_is_reported(small):
-    seen = []
-    result = library.run_circuits(lambda done, total, note="": seen.append((done, total)))
-    assert seen[-1] == (6, 6)
+    reports = []
+    result = library.run_circuits(lambda done, total, note="": reports.append((done, total)))
+    assert reports[-1] == (6, 6)
     for name in ("rows", "columns", "interleaved", "rows_fused", "columns_fused", "interleaved_fused"):
         assert result[f"overhead_{name}"] > 0
     assert result["overhead_columns"] == pytest.approx(1 / result["speedup"])  # of one round
     assert result["speedup"] == result["plain_seconds"] / result["seconds"]
+    assert result["bytes"] == 28 * sum(parameter.numel() for parameter in library.gpt2().parameters())
 
 
 @pytest.mark.parametrize("layout", library.LAYOUTS)
 def test_the_labels_split_every_fused_weight_in_three_equal_roles(small, layout):
-    model = library.decoder_in(layout)
-    labels = library.labels_in(layout, model)
+    model, labels = library.laid_out(layout)
     fused = [part for part in labels if ".c_attn." in part.parameter]
     counts = {role: sum(part.numel for part in fused if part.role == role) for role in "qkv"}
     assert set(counts.values()) == {2 * (24 * 24 + 24)}
-    made = make_optimizer(model, torch.optim.AdamW, lr=1e-3, qk_ratio=3, circuits=labels)
-    held = sum(leaf.numel() for group in made.param_groups for leaf in group["params"])
+    assert sum(part.numel for part in labels if part.role == "o") == 2 * (24 * 24 + 24)
+    optimizer = make_optimizer(model, torch.optim.AdamW, lr=1e-3, qk_ratio=3, circuits=labels)
+    held = sum(leaf.numel() for group in optimizer.param_groups for leaf in group["params"])
     assert held == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_every_way_is_reported(monkeypatch):
-    small = {
-        "LAYERS": 1,
-        "WIDTH": 16,
-        "HEADS": 2,
-        "VOCABULARY": 11,
-        "BATCH": 2,
-        "TOKENS": 6,
-        "STABILITY_ROUNDS": 2,
-        "COMPILER": "eager",
-    }
-    for name, value in small.items():
-        monkeypatch.setattr(library, name, value)
-    seen = []
-    result = library.run_stability(lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (3, 3)
+def test_every_way_is_reported(small, monkeypatch):
+    monkeypatch.setattr(library, "COMPILER", "eager")
+    reports = []
+    result = library.run_stability(lambda done, total: reports.append((done, total)))
+    assert reports[-1] == (3, 3)
     assert result["speedup"] == result["plain_seconds"] / result["seconds"]
-    read = result["overhead_exact"]
-    assert abs(result["overhead_monitor"] - (1 + (read - 1) / 100)) < 1e-12
-    assert result["batch"] == [2, 6]
+    exact = result["overhead_exact"]
+    assert abs(result["overhead_monitor"] - (1 + (exact - 1) / 100)) < 1e-12
+    assert result["tokens"] == 6
     ways = ("clip", "clip_all", "clip_compiled", "exact", "sampled", "bound", "weights")
     assert all(result[f"overhead_{way}"] > 0 for way in ways)
 
 
-def test_the_models_share_their_weights(monkeypatch):
-    monkeypatch.setattr(library, "LAYERS", 1)
-    monkeypatch.setattr(library, "WIDTH", 24)
-    model = library.Decoder()
+def test_the_models_share_their_weights(small):
+    model = library.gpt2()
     other = library._sharing(model)
     assert other is not model
     assert all(a is b for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert torch.equal(
-        model(torch.ones(1, 256, dtype=torch.long)), other(torch.ones(1, 256, dtype=torch.long))
-    )
+    ids = torch.ones(1, 6, dtype=torch.long)
+    assert torch.equal(model(ids).logits, other(ids).logits)
 
 
 def test_all_ways_of_measure_agree(monkeypatch):

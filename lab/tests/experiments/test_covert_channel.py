@@ -13,7 +13,7 @@ from fasterqk_lab.cli.main import main
 from fasterqk_lab.experiments import covert as module
 from fasterqk_lab.experiments.covert import PARTS, arms, covert_gain, separation
 from fasterqk_lab.synthetic import Language
-from fasterqk_lab.theory._flow import Population
+from fasterqk_lab.theory import Population, gradients
 
 
 def test_examples_in_docstrings():
@@ -56,7 +56,8 @@ def test_the_linear_equations_are_those_of_a_population():
         w_ov, w_qk = mu * population.ov_direction, q * population.qk_direction
         w_qk[tokens, queries] += score * change
         w_ov[:, tokens] += value * change.T
-        return [-gradient for gradient in population.gradients(w_ov, w_qk)]
+        slopes = gradients(population, {"ov": w_ov, "qk": w_qk})
+        return -slopes["ov"], -slopes["qk"]
 
     def slope(score, value):
         ahead, behind = flow(score, value), flow(-score, -value)

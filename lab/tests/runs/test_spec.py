@@ -161,6 +161,9 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
         ("function = 'fasterqk_lab.training:trian'\n", "has no attribute 'trian'"),
         ("function = 'fasterqk_lab.trainig:train'\n", "No module named 'fasterqk_lab.trainig'"),
         ("function = 'no-module:f'\n", "No module named 'no-module'"),
+        ("function = 'subprocess:run'\n", "'subprocess:run' does not take a configuration"),
+        ("function = 'builtins:dict'\n", "'builtins:dict' does not take a configuration"),
+        ("function = 'math:pi'\n", "'math:pi' is a float, no function"),
         (
             "[base]\ntask = 'nope'\n",
             "'nope'; choose from hatexplain, sva, agreement, jsonl, squad, kvqa",

@@ -24,9 +24,7 @@ from fasterqk_lab.runs._store import (
     claim,
     clear_temporary,
     environment,
-    has_result,
     is_claimed,
-    is_whole,
     read_sealed,
     state,
     write_sealed,
@@ -49,7 +47,6 @@ def test_a_document_comes_back(tmp_path_factory: pytest.TempPathFactory, documen
     write_sealed(path, document)
     assert read_sealed(path) == {"schema": SCHEMA_VERSION, **document}
     assert json.loads(path.read_text()).items() >= document.items()
-    assert is_whole(path)
 
 
 def test_the_order_of_keys_is_kept(tmp_path: Path) -> None:
@@ -59,7 +56,6 @@ def test_the_order_of_keys_is_kept(tmp_path: Path) -> None:
 
 def test_no_file_is_none(tmp_path: Path) -> None:
     assert read_sealed(tmp_path / "file.json") is None
-    assert is_whole(tmp_path / "file.json")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +76,6 @@ def test_any_changed_byte_is_noticed(written: Path, place: int, change: int) -> 
     try:
         with pytest.raises(InputError) as caught:
             read_sealed(written)
-        assert not is_whole(written)
     finally:
         written.write_bytes(whole)
     assert str(written) in str(caught.value)
@@ -107,48 +102,6 @@ def test_another_schema_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         InputError, match="was written by a fasterqk whose results this version does not read"
     ):
         read_sealed(path)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=9), max_size=4))
-def test_the_entries_before_one(tmp_path_factory: pytest.TempPathFactory, result: dict[str, Any]) -> None:
-    """Whatever is in the large entry, also something that looks like its own beginning."""
-    path = tmp_path_factory.mktemp("sealed") / "result.json"
-    result = {**result, '\n "result": ': {"result": 1}}
-    write_sealed(path, {"cell": "a", "attempt": 2, "result": result})
-    whole = read_sealed(path) or {}
-    assert whole.pop("result") == result
-    assert read_sealed(path, before="result") == whole
-    assert read_sealed(path, before="nothing") == {**whole, "result": result}
-
-
-def test_damage_after_the_entries_that_are_read_is_seen(tmp_path: Path, flip: Any) -> None:
-    path = tmp_path / "result.json"
-    write_sealed(path, {"cell": "a", "result": list(range(50))})
-    flip(path, path.stat().st_size - 20)
-    with pytest.raises(InputError, match="is damaged"):
-        read_sealed(path, before="result")
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.dictionaries(
-        st.text(max_size=4),
-        st.recursive(scalars, lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(), part)),
-        max_size=5,
-    )
-)
-def test_without_the_lists_of_its_objects(
-    tmp_path_factory: pytest.TempPathFactory, result: dict[str, Any]
-) -> None:
-    path = tmp_path_factory.mktemp("sealed") / "result.json"
-    write_sealed(path, {"cell": ["kept"], "result": result})
-    read = read_sealed(path, lists=False) or {}
-    whole = read_sealed(path) or {}
-    assert read["cell"] == ["kept"]
-    assert read["result"] == {
-        name: [] if isinstance(value, list) else value for name, value in whole["result"].items()
-    }
 
 
 HOLD = """
@@ -351,17 +304,6 @@ def test_half_written_files_are_cleared_and_others_kept(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text("")
     clear_temporary(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["history.jsonl"]
-
-
-def test_whether_there_is_a_result_is_known_without_reading_it(tmp_path: Path, setting: Any) -> None:
-    store = Store(tmp_path)
-    assert not has_result(store.folder(setting()), setting())
-    folder = store.save(setting(), {"losses": [0.5] * 100})
-    assert has_result(folder, setting())
-    other = store.folder(setting(1))
-    folder.rename(other)
-    with pytest.raises(InputError, match="belongs to cell"):
-        has_result(other)
 
 
 def test_a_damaged_cell_does_not_keep_others_from_being_read(tmp_path: Path, setting: Any) -> None:

@@ -4,14 +4,14 @@ from pathlib import Path
 from fasterqk_lab.tasks import _registry, data_folder, data_source, use_data_folder, wrong_checksums
 
 
-def test_the_data_folder_is_that_of_before_afterwards(monkeypatch):
+def test_the_data_folder_is_that_of_before_afterwards(monkeypatch, tmp_path):
     for before in (None, "mine"):
         if before is None:
             monkeypatch.delenv("FASTERQK_DATA", raising=False)
         else:
             monkeypatch.setenv("FASTERQK_DATA", before)
-        with use_data_folder("other"):
-            assert os.environ["FASTERQK_DATA"] == "other"
+        with use_data_folder(tmp_path):
+            assert os.environ["FASTERQK_DATA"] == str(tmp_path)
         assert os.environ.get("FASTERQK_DATA") == before
         with use_data_folder(None):
             assert os.environ.get("FASTERQK_DATA") == before

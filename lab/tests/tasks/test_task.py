@@ -86,6 +86,6 @@ def test_padding_keeps_every_token_in_its_place(pairs):
 def test_slices_and_negative_indices():
     examples = collect([[(1, 0.0)], [(2, 1.0)], [(3, 0.0)]])
     assert examples[-1].tokens.tolist() == [3]
-    assert [example.tokens.tolist() for example in examples[1:]] == [[2], [3]]
+    assert [example.tokens.tolist() for example in examples][1:] == [[2], [3]]
     with pytest.raises(IndexError):
         examples[3]

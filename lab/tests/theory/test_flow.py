@@ -6,15 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
-from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Setting, integrate, solve
+from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Setting, solve
 from fasterqk_lab.theory import (
     Omega,
     Population,
-    Weights,
     balanced_factors,
+    collapsed,
     flow,
+    gradients,
+    look,
     matching_rates,
-    matching_schedule,
     ov_imbalance,
     qk_imbalance,
     scales,
@@ -51,18 +52,13 @@ def test_gradients_are_derivatives(query):
     """By complex steps, at matrices that are nowhere near the theorem's directions."""
     population, random = Population.of(Setting(2, 2, 1, 2, query)), np.random.default_rng(3)
     d = population.width
-    w_ov, w_qk = random.normal(size=(2, d)), random.normal(size=(d, d))
-    on_ov, on_qk = population.gradients(w_ov, w_qk)
-    for place in np.ndindex(w_ov.shape):
-        step = np.zeros(w_ov.shape, complex)
-        step[place] = 1e-100j
-        derivative = population.loss(w_ov + step, w_qk).imag / 1e-100
-        assert derivative == pytest.approx(on_ov[place], rel=1e-10, abs=1e-14)
-    for place in np.ndindex(w_qk.shape):
-        step = np.zeros(w_qk.shape, complex)
-        step[place] = 1e-100j
-        derivative = population.loss(w_ov, w_qk + step).imag / 1e-100
-        assert derivative == pytest.approx(on_qk[place], rel=1e-10, abs=1e-14)
+    matrices = {"ov": random.normal(size=(2, d)), "qk": random.normal(size=(d, d))}
+    for name, slope in gradients(population, matrices).items():
+        for place in np.ndindex(slope.shape):
+            moved = matrices[name].astype(complex)
+            moved[place] += 1e-100j
+            derivative = look(population, matrices | {name: moved}).loss.imag / 1e-100
+            assert derivative == pytest.approx(slope[place], rel=1e-10, abs=1e-14)
 
 
 def test_a_population_too_large_is_refused():
@@ -128,13 +124,14 @@ def test_matrices_follow_the_scalars(parameterization, query, shape, ratio, mu0,
     population = Population.of(setting)
     exact = solve(setting, ratio, loss=[0.5, 0.02], parameterization=parameterization, mu0=mu0, q0=q0)
     first = theorem_weights(population, parameterization, mu0, q0)
-    for index, weights in enumerate(flow(population, first, exact.time, qk_ratio=ratio)):
-        mu, q, off = scales(population, weights)
+    for index, matrices in enumerate(flow(population, first, exact.time, qk_ratio=ratio)):
+        mu, q, off = scales(population, matrices)
+        state = look(population, matrices)
         assert mu == pytest.approx(exact.mu_ov[index], rel=1e-8)
         assert q == pytest.approx(exact.mu_qk[index], rel=1e-8)
         assert off < 1e-8
-        np.testing.assert_allclose(population.attention_on_class(weights.w_qk), exact.alpha[index], rtol=1e-8)
-        assert population.loss(weights.w_ov, weights.w_qk) == pytest.approx(exact.loss[index], rel=1e-8)
+        np.testing.assert_allclose(state.mass, exact.alpha[index], rtol=1e-8)
+        assert state.loss == pytest.approx(exact.loss[index], rel=1e-8)
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -142,9 +139,9 @@ def test_collapsed_matrices_from_zero_grow_on_the_directions_of_theorem_1(query)
     setting = Setting(3, 2, 2, 2, query)
     population = Population.of(setting)
     exact = solve(setting, 4.0, loss=[0.7, 0.05])
-    first = Weights((np.zeros((3, population.width)),), (np.zeros((population.width,) * 2),))
-    for index, weights in enumerate(flow(population, first, exact.time, qk_ratio=4.0)):
-        mu, q, off = scales(population, weights)
+    first = {"ov": np.zeros((3, population.width)), "qk": np.zeros((population.width,) * 2)}
+    for index, matrices in enumerate(flow(population, first, exact.time, qk_ratio=4.0)):
+        mu, q, off = scales(population, matrices)
         assert (mu, q) == pytest.approx((exact.mu_ov[index], exact.mu_qk[index]), rel=1e-8)
         assert off < 1e-8
 
@@ -152,12 +149,12 @@ def test_collapsed_matrices_from_zero_grow_on_the_directions_of_theorem_1(query)
 def test_imbalance_is_conserved_from_anywhere():
     population, random = Population.of(Setting(2, 2, 1, 2)), np.random.default_rng(5)
     d = population.width
-    w_o, w_v, w_k, w_q = (0.5 * random.normal(size=(rows, d)) for rows in (2, d, d, d))
-    first = Weights((w_o, w_v), (w_k, w_q))
+    first = {name: 0.5 * random.normal(size=(2 if name == "o" else d, d)) for name in "ovkq"}
     last = flow(population, first, np.array([30.0]), qk_ratio=3.0)[0]
-    assert population.loss(last.w_ov, last.w_qk) < 0.5 * population.loss(first.w_ov, first.w_qk)
-    np.testing.assert_allclose(ov_imbalance(*last.ov), ov_imbalance(w_o, w_v), atol=1e-9)
-    np.testing.assert_allclose(qk_imbalance(*last.qk), qk_imbalance(w_k, w_q), atol=1e-9)
+    assert look(population, last).loss < 0.5 * look(population, first).loss
+    for imbalance, (left, right) in ((ov_imbalance, "ov"), (qk_imbalance, "kq")):
+        before, after = (imbalance(matrices[left], matrices[right]) for matrices in (first, last))
+        np.testing.assert_allclose(after, before, atol=1e-9)
 
 
 @pytest.mark.parametrize("parameterization", ["FAFO", "FACO", "CAFO"])
@@ -166,36 +163,9 @@ def test_a_collapsed_model_with_matching_rates_is_the_factorized_one(parameteriz
     population = Population.of(Setting(2, 2, 1, 2, query))
     times = np.array([3.0, 12.0])
     rates = matching_rates(parameterization, qk_ratio=2.0, eta_ov=0.7)
-    collapsed = flow(population, theorem_weights(population, "CACO", 0.2, 0.1), times, rates=rates)
+    ours = flow(population, theorem_weights(population, "CACO", 0.2, 0.1), times, rates=rates)
     first = theorem_weights(population, parameterization, 0.2, 0.1)
     factorized = flow(population, first, times, qk_ratio=2.0, eta_ov=0.7)
-    for one, other in zip(collapsed, factorized, strict=True):
-        np.testing.assert_allclose(one.w_ov, other.w_ov, atol=1e-8)
-        np.testing.assert_allclose(one.w_qk, other.w_qk, atol=1e-8)
-
-
-def test_the_matching_schedule_gives_a_collapsed_model_the_factorized_attention():
-    """Runge-Kutta on Theorem 1 for CACO, with rates that know only what time it is."""
-    setting, start = Setting(M=4, b=6, m=2, n=9), {"parameterization": "FAFO", "mu0": 0.05, "q0": 0.1}
-    steps = 2000
-    end = float(solve(setting, 2.0, loss=0.02, **start).time)
-    h = end / steps
-    rates = np.stack(matching_schedule(setting, 2.0, np.linspace(0, end, 2 * steps + 1), **start), axis=1)
-
-    def collapsed(state, rate):
-        mu, q = state
-        alpha = setting.m * np.exp(q) / (setting.m * np.exp(q) + setting.n)
-        below = np.exp(alpha * mu) + setting.M - 1
-        slope = (setting.M - 1) * alpha * (1 - alpha) * mu / (setting.M * setting.b**2 * below)
-        return rate * np.array([alpha / (setting.b * below), slope])
-
-    state = np.array([0.05, 0.1])
-    for step in range(steps):
-        first, middle, last = rates[2 * step : 2 * step + 3]
-        k1 = collapsed(state, first)
-        k2 = collapsed(state + h / 2 * k1, middle)
-        k3 = collapsed(state + h / 2 * k2, middle)
-        k4 = collapsed(state + h * k3, last)
-        state = state + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-    other = integrate(setting, 2.0, times=end, **start)
-    np.testing.assert_allclose(state, [other.mu_ov[0], other.mu_qk[0]], rtol=1e-8)
+    for matrices, other in zip(ours, factorized, strict=True):
+        for circuit in ("ov", "qk"):
+            np.testing.assert_allclose(matrices[circuit], collapsed(other, circuit), atol=1e-8)
