@@ -81,8 +81,10 @@ class Published:
                 histories.setdefault(name, {})[line["arm"], line["seed"]] = list(map(above_random, records))
         return histories
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
+    def has(self, entry: Mapping[str, Any]) -> bool:
+        """Whether there are results of the experiment and the arms that an effect is about."""
+        arms = {value.arm for value in self._values.get(entry.get("experiment", ""), ())}
+        return bool(arms) and arms.issuperset(entry.get("arms", ()))
 
     def measured(self, name: str) -> Measured:
         """The comparison ``name``: its values, and its histories where its cells are published."""
@@ -156,7 +158,7 @@ def read_questions(published: Published, path: Path = FOLDER / "questions.toml")
     questions = []
     for entry in _entries(path, "question"):
         says = entry.get("says", "more")
-        run = all(effect.get("experiment", "") in published for effect in entry["effects"])
+        run = all(published.has(effect) for effect in entry["effects"])
         entries = (entry["effects"], entry.get("explored", ())) if run else ((), ())
         effects, explored = (_effects(published, its_effects, says) for its_effects in entries)
         decided = verdict(effects, large=False) if run else NOT_RUN

@@ -40,7 +40,7 @@ from fasterqk_lab.figures import (
 )
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._classification import pretrained_folder
+from fasterqk_lab.training._finetuning import pretrained_folder
 
 BASELINE, FASTER = "baseline", "faster_qk"
 ARM_NAMES = {BASELINE: "baseline", FASTER: "faster QK"}

@@ -66,8 +66,10 @@ DECIDES, *_ = SCORES
 FOREST = (DECIDES, "aopc_comprehensiveness", "null_aopc_comprehensiveness", "aopc_sufficiency_above_random")
 
 
-def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
+def faithfulness(data: str = "hatexplain", seeds: int = 5, remove: str = "delete") -> Comparison:
     """Both arms as in the paper's tables, with random rankings along training.
+
+    Tokens are deleted, or with ``remove="mask"`` replaced by padding.
 
     >>> faithfulness().arms["baseline"].evaluation.random_along
     True
@@ -77,18 +79,25 @@ def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
     else:
         table = table_sva("paper", "whole", seeds, lr=FOUND_RATES["whole"])
     changes: dict[str, Any] = {"random_along": True, "evaluations": EVALUATIONS}
+    title, name = f"{table.title}: faithfulness against its own chance", f"faithfulness-{data}"
+    if remove == "mask":
+        changes["protocol"] = "masked"
+        title, name = f"{title}, tokens masked", f"{name}-masked"
     base, faster = (arm.replace(**changes) for arm in table.arms.values())
-    title = f"{table.title}: faithfulness against its own chance"
     options: dict[str, Any] = {"decides": (DECIDES,), "scores": SCORES, "derive": above_random}
     options["forest"] = FOREST
     ratio = faster.optimisation.qk_ratio
-    return two_arms(f"faithfulness-{data}", title, base, ratio, seeds_from(seeds), **options)
+    return two_arms(name, title, base, ratio, seeds_from(seeds), **options)
 
 
 EXPERIMENT = of_arms(
     "faithfulness",
     faithfulness,
-    options=(Option("data", str, "which data set", default="hatexplain", choices=DATA), seeds_option(5)),
+    options=(
+        Option("data", str, "which data set", default="hatexplain", choices=DATA),
+        seeds_option(5),
+        Option("remove", str, "how tokens are removed", default="delete", choices=("delete", "mask")),
+    ),
     examples=(
         "--data sva-whole --seeds 3 --json",
         "--cells lab/paper/cells/faithfulness-hatexplain.jsonl.xz",

@@ -41,12 +41,15 @@ from fasterqk_lab.training._pretraining import (
     PLAIN,
     QK_CLIP,
     QK_NORM,
+    QK_VO,
     RATIO,
     PretrainingCell,
 )
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 RATIOS = (0.03, 0.1, 0.3, 3.0, 10.0)
+# Queries and keys against values and outputs, everything else held.
+QK_VO_RATIOS, QK_VO_RATES = (0.5, 2.0, 4.0), (1e-3, 3e-3)
 # Every method with its settings, as ``--methods`` names it.
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {},
@@ -54,6 +57,7 @@ METHODS: dict[str, dict[str, Any]] = {
     QK_CLIP: {"method": QK_CLIP},
     PARTNER_NORM: {"method": PARTNER_NORM},
     **{f"{RATIO}={ratio:g}": {"method": RATIO, "qk_ratio": ratio} for ratio in RATIOS},
+    **{f"{QK_VO}={ratio:g}": {"method": QK_VO, "qk_ratio": ratio} for ratio in QK_VO_RATIOS},
 }
 SLOWER = f"{RATIO}=0.1"
 DECIDING = (SLOWER, PLAIN)
@@ -81,13 +85,15 @@ def stability_cells(
 
     >>> cells = stability_cells()
     >>> len(cells), next(iter(cells))
-    (171, ('qk_ratio=0.1', 96, 0.001, 0))
+    (189, ('qk_ratio=0.1', 96, 0.001, 0))
     """
     deciding = [name for name in DECIDING if name in methods]
-    others = [name for name in methods if name not in DECIDING]
+    against = [name for name in methods if METHODS[name].get("method") == QK_VO]
+    others = [name for name in methods if name not in (*DECIDING, *against)]
     groups: list[tuple[list[str], int, tuple[float, ...], int]] = [
         (deciding, WIDTH, RATES, seeds),
         (others, WIDTH, RATES, exploratory_seeds or seeds),
+        (against, WIDTH, QK_VO_RATES, exploratory_seeds or seeds),
     ]
     groups += [(deciding, width, WIDTH_RATES, seeds) for width in widths if width != WIDTH]
     return {
@@ -215,6 +221,9 @@ _STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     QK_NORM: ("QK-norm", {"color": COLORS[2], "marker": "s"}),
     QK_CLIP: ("qk_clip", {"color": COLORS[1], "marker": "P"}),
     PARTNER_NORM: ("partner norm", {"color": COLORS[3], "marker": "D"}),
+    f"{QK_VO}=0.5": ("QK to VO 0.5", {"color": COLORS[0], "marker": "<"}),
+    f"{QK_VO}=2": ("QK to VO 2", {"color": COLORS[4], "marker": ">"}),
+    f"{QK_VO}=4": ("QK to VO 4", {"color": COLORS[4], "marker": ">", "linestyle": ":"}),
 }
 
 

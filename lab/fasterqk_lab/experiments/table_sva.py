@@ -80,6 +80,8 @@ def table_sva(
     base = _paper(form, epochs) if lr is None else _paper(form, epochs).replace(lr=lr)
     if lr == STATED_RATE:
         name, title = f"{name}-stated", f"{title}, as the paper states"
+        if epochs:
+            name, title = f"{name}-{epochs}", f"{title}, but {epochs} epochs"
     printed = {"paper": PAPER} if form == "whole" else {}
     return two_arms(name, title, base, QK_RATIO, chosen, printed, examples=True)
 

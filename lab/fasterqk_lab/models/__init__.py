@@ -1,4 +1,4 @@
-"""The paper's transformers, quick and exact; `benchmarks/_plain.py` has them as anybody would write them."""
+"""The paper's transformers, quick and exact; `benchmarks/training.py` has them written plainly."""
 
 from fasterqk_lab.models._classifier import Classifier as Classifier
 from fasterqk_lab.models._classifier import ClassifierConfig as ClassifierConfig

@@ -8,7 +8,7 @@ before that of the heads:
     value   = (sum_t a_t x_t) W_V + b_V     instead of   sum_t a_t (x_t W_V + b_V)
 
 which needs T d numbers per head instead of T d d_head and is the same function
-(`PlainClassifier` in `benchmarks/_plain.py` is the reference). The key bias shifts all scores of a row
+(`PlainClassifier` in `benchmarks/training.py` is the reference). The key bias shifts all scores of a row
 alike, which a softmax does not see: it takes no part in the computation and stays where it started.
 """
 

@@ -391,8 +391,3 @@ def pack(matrices: Mapping[str, np.ndarray], queries: Sequence[int], outputs: Se
 def zeros_like(weights: Weights) -> Weights:
     """Room for gradients or moments."""
     return Weights(*(np.zeros_like(part) for part in weights))
-
-
-def empty_like(weights: Weights) -> Weights:
-    """The moments of an optimizer that keeps none."""
-    return Weights(*(np.zeros((0, 0)) for _ in weights))

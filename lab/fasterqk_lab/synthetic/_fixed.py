@@ -42,9 +42,6 @@ class _Curve:
         self.loss: list[float] = []
         self.incentive: list[float] = []
 
-    def train(self, even: np.ndarray, starts: np.ndarray) -> None:
-        train_fixed_epoch(even, starts, self.alpha, self.cell.lr, self.task, self.weights, self.work)
-
     def measure(self, even: np.ndarray, starts: np.ndarray) -> None:
         # At alpha = 1 the shares go on linearly: common tokens get a little less than nothing.
         here, there = (
@@ -82,7 +79,7 @@ def train_fixed(
     for epoch in range(cell.epochs):
         draw_even(stream, task, even, starts)
         for curve in curves:
-            curve.train(even, starts)
+            train_fixed_epoch(even, starts, curve.alpha, cell.lr, task, curve.weights, curve.work)
             curve.measure(held_out_even, held_out.starts)
         if progress is not None:
             progress(epoch + 1, cell.epochs)
@@ -207,9 +204,9 @@ def fixed_gradient(
         start, stop = starts[c], starts[c + 1]
         np.dot(even[start:stop].T, work.errors[start:stop], rows)
         first = common + c * task.distinct  # the class's distinct tokens follow one another
-        _add(1.0 - alpha, rows[:common], gradient[:common])
+        descend(gradient[:common], rows[:common], alpha - 1.0)
         _scale(alpha, rows[common:last], gradient[first : first + task.distinct])
-        _add(1.0, rows[last:], bias)
+        descend(bias, rows[last:], -1.0)
     return loss
 
 
@@ -246,14 +243,6 @@ def _scale(factor: float, source: np.ndarray, target: np.ndarray) -> None:
     flat, into = source.reshape(source.size), target.reshape(target.size)
     for i in range(flat.shape[0]):
         into[i] = factor * flat[i]
-
-
-@compiled
-def _add(factor: float, source: np.ndarray, target: np.ndarray) -> None:
-    """``target += factor * source``, as one long vector."""
-    flat, into = source.reshape(source.size), target.reshape(target.size)
-    for i in range(flat.shape[0]):
-        into[i] += factor * flat[i]
 
 
 @compiled

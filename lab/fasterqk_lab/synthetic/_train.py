@@ -14,7 +14,6 @@ from fasterqk_lab.synthetic._cell import (
     SyntheticCell,
     Weights,
     draw_counts,
-    empty_like,
     factorized_attention,
     initial_matrices,
     pack,
@@ -35,8 +34,6 @@ from fasterqk_lab.synthetic._kernel import (
 _MATCHED = 1600  # training sequences on which the loss is measured along training, in evaluation mode
 _HISTORY_GROWTH = 1.07  # the history is read at epochs that grow by this factor
 _LOST = 100.0  # a mean loss this far above chance (ln 50 = 3.9) does not come back
-
-
 _PARTS, _QK_PARTS = 5, 3  # arrays of `Weights`, and those of the query-key circuit, which come first
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
 
@@ -216,8 +213,8 @@ class Trainer:
         )
         self.weights = pack(self.matrices, language.queries, cell.outputs)
         self.gradients = zeros_like(self.weights)
-        moments = zeros_like if cell.optimizer == "adam" else empty_like
-        self.moments = moments(self.weights), moments(self.weights)
+        adam, none = cell.optimizer == "adam", Weights(*[np.zeros((0, 0))] * _PARTS)
+        self.moments = [zeros_like(self.weights) if adam else none for _ in range(2)]
         support = language.support
         self.work = make_scratch(cell.batch, support, self.weights)
         self.task = Task(support, np.array(cell.labels), cell.score_scale, language.blind)
@@ -228,7 +225,7 @@ class Trainer:
             qk_ratio=cell.qk_ratio,
             roles=(scores, k, q, v, o),
             ramp_steps=cell.ramp_steps,
-            adam=cell.optimizer == "adam",
+            adam=adam,
             decays=(scores * cell.qk_decay, cell.qk_decay, cell.qk_decay, cell.ov_decay, cell.ov_decay),
             gradient_norm=cell.gradient_norm or 0.0,
         )
@@ -326,7 +323,9 @@ class Trainer:
         entry = {"step": self.step, "loss": math.nan, "mrta": math.nan}
         if not self.diverged:
             entry["loss"] = float(evaluate(self.cell, self.weights, self.matched).loss.mean())
-            entry["mrta"] = float(attention_mass(self.cell, self.weights, self.held_out).mean())
+            shares = [share for _, share in attended(self.cell, self.weights, self.held_out)]
+            common = self.cell.language.common
+            entry["mrta"] = float(np.concatenate([share[:, common:].sum(1) for share in shares]).mean())
         self.history.append(entry)
 
 
@@ -371,7 +370,6 @@ def _window_means(losses: list[float], window: int = 100) -> list[float]:
 # nothing. A query that names the class lets a model look at another common token for each class, and read
 # the class off there.
 
-
 _SHUFFLES = 20
 
 
@@ -408,13 +406,6 @@ def evaluate(cell: SyntheticCell, weights: Weights, sample: Counts) -> Evaluatio
             ]
         )
     return Evaluation(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def attention_mass(cell: SyntheticCell, weights: Weights, sample: Counts) -> np.ndarray:
-    """Only the ``mass`` of :func:`evaluate`, which needs no logits."""
-    return np.concatenate(
-        [attention[:, cell.language.common :].sum(1) for _, attention in attended(cell, weights, sample)]
-    )
 
 
 def attended(

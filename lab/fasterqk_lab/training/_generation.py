@@ -95,7 +95,7 @@ class Generation:
         return epoch_batches(self.train.lengths, self.config, epoch)
 
     def weight(self, chosen: Tensor) -> int:
-        return self.train.labels(chosen)
+        return int((self.train.lengths[chosen] - self.train.prompts[chosen]).sum())
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
@@ -144,12 +144,11 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
         from fasterqk_lab.tasks._tokens import start_vectors
 
         vectors = torch.from_numpy(start_vectors(task.vectors, config.model.width, config.seed))
-    scale = config.model.start_scale
-    scales: Any = {} if scale is None else {"embedding_scale": scale, "position_scale": scale}
-    waves = config.model.position_start == "waves"
-    sizes = GeneratorConfig(
-        task.vocabulary_size, **config.model.sizes(), **scales, waves=waves, qk_norm=False
-    )
+    start = config.model
+    options: Any = start.sizes() | {"head_scale": start.head_scale}
+    if start.start_scale is not None:
+        options |= dict.fromkeys(("embedding_scale", "position_scale"), start.start_scale)
+    sizes = GeneratorConfig(task.vocabulary_size, waves=start.position_start == "waves", **options)
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
     scale_at_start(model, config)
     return model

@@ -29,7 +29,6 @@ from fasterqk_lab.training._steps import Steps, Trainable, build_optimizer, buil
 DIVERGED = 100.0
 # Steps between reports of progress, where no evaluation comes first.
 PROGRESS_EVERY = 50
-
 # Weight of the newest batch in the running mean of losses: it looks back about ten batches.
 NEWEST_WEIGHT = 0.1
 
@@ -149,31 +148,23 @@ class _Training:
             loss = self.steps.step()
             self.diverged = not math.isfinite(loss)
             self.mean_loss = (1 - NEWEST_WEIGHT) * self.mean_loss + NEWEST_WEIGHT * loss
-            if self.steps.done in self.evaluated_at or self.diverged or self._fell():
+            # The loss may have fallen far enough since the last evaluation to evaluate again now.
+            fell = self.mean_loss < (self.config.evaluation.evaluate_at_fall or 0.0) * self.mean_loss_then
+            if self.steps.done in self.evaluated_at or self.diverged or fell:
                 self._evaluate()
                 self._save()
             elif self.steps.done % PROGRESS_EVERY == 0:
                 self._show_progress()
         return self._result()
 
-    def _fell(self) -> bool:
-        """Whether the loss fell far enough since the last evaluation to evaluate again now."""
-        share = self.config.evaluation.evaluate_at_fall
-        return share is not None and self.mean_loss < share * self.mean_loss_then
-
     def _ends_early(self) -> bool:
-        return self.diverged or self._stalled() or self._arrived()
+        """Whether it diverged, has the loss that was asked for, or did not get better for ``patience``.
 
-    def _arrived(self) -> bool:
-        """Whether the training loss of the last evaluation is as low as was asked for."""
-        level = self.config.evaluation.stop_at_loss
-        return level is not None and float(self.history[-1]["loss"]) <= level
-
-    def _stalled(self) -> bool:
-        """Whether neither validation accuracy nor validation loss got better for ``patience`` evaluations.
-
-        On a plateau, where accuracy is that of the most frequent class, the loss still falls.
+        On a plateau, where accuracy is that of the most frequent class, the validation loss still falls.
         """
+        level = self.config.evaluation.stop_at_loss
+        if self.diverged or (level is not None and float(self.history[-1]["loss"]) <= level):
+            return True
         if self.config.evaluation.patience is None:
             return False
         accuracies = [record["validation_accuracy"] for record in self.history]

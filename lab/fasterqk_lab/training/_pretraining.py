@@ -28,7 +28,9 @@ from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
 from fasterqk_lab.training._steps import clip_gradients, one_thread, set_rates, training_device
 
 PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
-METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO)
+# The rate of queries and keys over that of values and outputs, everything else at the base rate.
+QK_VO = "qk_vo"
+METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO, QK_VO)
 CLIP_THRESHOLD = 100.0
 # Windows of held-out text on which the trained model is measured, and of these those whose entropy is
 # followed along training.
@@ -40,7 +42,7 @@ _EVALUATION_BATCH = 32
 
 @dataclass(frozen=True)
 class PretrainingCell:
-    """One training: a method, a base rate, a width and a seed; ``qk_ratio`` belongs to that method alone."""
+    """One training: a method, a base rate, a width and a seed. Methods of a ratio take ``qk_ratio``."""
 
     method: str = PLAIN
     qk_ratio: float = 1.0
@@ -110,7 +112,21 @@ class Pretraining:
         self.device = training_device()
         self.model = GPTAnswerGenerator(sizes, torch.Generator().manual_seed(cell.seed)).to(self.device)
         self.batches = torch.Generator().manual_seed(1_000_003 + cell.seed)
-        self.optimizer = self._make_optimizer()
+        root = math.sqrt(cell.qk_ratio)
+        ratios = {PARTNER_NORM: fasterqk.PartnerNorm(), RATIO: cell.qk_ratio, QK_VO: root}
+        ratio: Any = ratios.get(cell.method, 1.0)
+        # Independent decay: the product of rate and decay is the same for all weights and methods.
+        self.optimizer = fasterqk.make_optimizer(
+            self.model,
+            torch.optim.AdamW,
+            lr=cell.lr,
+            qk_ratio=ratio,
+            ov_ratio=1 / root if cell.method == QK_VO else 1.0,
+            decay="independent",
+            betas=(0.9, 0.95),
+            weight_decay=cell.weight_decay,
+            fused=True,
+        )
         clipped = cell.method == QK_CLIP
         self.clip = fasterqk.qk_clip(self.model, self.optimizer, CLIP_THRESHOLD) if clipped else None
         self.parameters = list(self.model.parameters())
@@ -118,21 +134,6 @@ class Pretraining:
         starts = torch.linspace(0, len(held_out) - cell.context - 1, VALIDATION_WINDOWS).long()
         self.windows = self._windows(held_out, starts)
         self.largest = torch.full((cell.layers,), -math.inf)  # logits of the layers, since the last record
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        cell = self.cell
-        ratio: Any = {PARTNER_NORM: fasterqk.PartnerNorm(), RATIO: cell.qk_ratio}.get(cell.method, 1.0)
-        # Independent decay: the product of rate and decay is the same for all weights and methods.
-        return fasterqk.make_optimizer(
-            self.model,
-            torch.optim.AdamW,
-            lr=cell.lr,
-            qk_ratio=ratio,
-            decay="independent",
-            betas=(0.9, 0.95),
-            weight_decay=cell.weight_decay,
-            fused=True,
-        )
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """All steps, then the numbers of the trained model."""

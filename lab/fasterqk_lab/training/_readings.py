@@ -5,8 +5,10 @@
 - ``plain``: rollout without a residual, layers multiplied as they are; ``residual``: rollout of (A + I)/2.
 - ``carried``: the token behind every relevant one counts as relevant too. A first layer may carry a token to
   the position behind it, where the next layer then finds it. The null rises with what counts as relevant.
+- ``norms``: the Frobenius norms of the weights of queries, keys, values, outputs and classes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fasterqk.attention import Aggregation, Instance, Measurement, Nulls, Passes, Removal, measure
 from fasterqk.attention.aggregation import relevant_mass
@@ -28,6 +30,8 @@ from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, attention_rows
 from fasterqk_lab.training._batches import EVALUATION_BATCH, PaddedInstances
 
+_ROLES = {f"W_{role.upper()}": f"norm_{role}" for role in "qkvou"}
+_ROLES |= {"query": "norm_q", "key": "norm_k", "value": "norm_v", "out": "norm_o"}
 ROLLOUTS = {"plain": Aggregation("rollout", residual=0.0), "residual": Aggregation("rollout", residual=0.5)}
 # What is kept of each reading.
 _SCORES = ("mrta", "ac")
@@ -47,12 +51,13 @@ def more_readings(
 
     Names are ``layer_1_head_2_mrta``, ``layer_1_best_head_mrta``, ``best_head_mrta``, ``plain_mrta``,
     ``residual_mrta`` and, with ``carried_`` before them, those of rollout, layers and heads. A null is called
-    ``plain_null_mrta``.
+    ``plain_null_mrta``. Norms are ``norm_q`` and so on, see :func:`weight_norms`.
     """
     names = [f"layer:{layer}/head:{head}" for layer in range(layers) for head in range(heads)]
     passes = Passes(batch_size, max_weights=None, only=("mrta",))
     shared: dict[str, Any] = {"removal": Removal(percents=()), "nulls": Nulls(draws=0, stronger=False)}
-    readings: dict[str, float | None] = {}
+    module = cast(Any, model).model
+    readings: dict[str, float | None] = {**weight_norms(module)} if "norms" in asked else {}
     for name in (name for name in ROLLOUTS if name in asked):
         rollout = measure(model, instances, aggregation=ROLLOUTS[name], passes=passes, **shared)
         readings |= _of(rollout, f"{name}_", by_layer=False)
@@ -73,6 +78,18 @@ def more_readings(
         if scores:
             readings |= {f"{prefix}{name}": value for name, value in _of_heads(whole, layers, heads).items()}
     return readings
+
+
+def weight_norms(model: nn.Module) -> dict[str, float]:
+    """The Frobenius norm over all layers of the weights of each role, biases left out, in double precision.
+
+    Names are ``norm_q``, ``norm_k``, ``norm_v``, ``norm_o`` and, of classifiers, ``norm_u`` (the classes).
+    """
+    norms: dict[str, float] = {}
+    for name, weight in model.named_parameters():
+        if role := _ROLES.get(name.removesuffix(".weight").rpartition(".")[2]):
+            norms[role] = math.hypot(norms.get(role, 0.0), float(weight.detach().double().norm()))
+    return norms
 
 
 def carried(instances: Sequence[Instance]) -> list[Instance]:

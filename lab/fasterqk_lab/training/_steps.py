@@ -1,11 +1,13 @@
 """The steps of a training: the model with its data, the optimizer, its rates, one step."""
 
+import ctypes
 import dataclasses
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -17,7 +19,12 @@ from fasterqk.errors import InputError
 from fasterqk.labels import Circuits, Slice, find_circuits
 from fasterqk.optim import make_optimizer
 from fasterqk_lab.tasks import AnswerTask, ClassificationTask, load_task
+from fasterqk_lab.training._classification import Classification
 from fasterqk_lab.training._config import TrainConfig
+from fasterqk_lab.training._finetuning import open_pretrained
+from fasterqk_lab.training._generation import Generation
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = (-1, 2**31 - 1), (-4, 0)
 
 # --- One thread ---
 
@@ -33,6 +40,7 @@ def one_thread() -> Iterator[None]:
     Numbers below 1e-38 count as zero meanwhile: the running means of Adam end there for every word that
     does not occur for some hundred steps, and processors are many times slower on them.
     """
+    _keep_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -41,6 +49,14 @@ def one_thread() -> Iterator[None]:
     finally:
         torch.set_flush_denormal(False)
         torch.set_num_threads(before)
+
+
+@cache
+def _keep_memory() -> None:
+    """Let glibc reuse large blocks; it would ask the system for new pages at every step."""
+    with suppress(OSError, AttributeError, TypeError):  # another system has no such function
+        for option in (M_TRIM_THRESHOLD, M_MMAP_MAX):
+            ctypes.CDLL(None).mallopt(*option)
 
 
 # --- Where it trains ---
@@ -101,31 +117,18 @@ class Trainable(Protocol):
 
 def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> Trainable:
     """The model and the data of a training as they are at its start, the model where it will train."""
-    trainable = _build_trainable(config, data_dir)
-    trainable.model.to(training_device())
-    return trainable
-
-
-def _build_trainable(config: TrainConfig, data_dir: str | Path | None) -> Trainable:
     data = config.data
     task = load_task(config.task, form=data.form, file=data.file, data_dir=data_dir)
     if data.checksum and data.checksum not in task.files.values():
         raise InputError(f"{data.file!r} is not the file this training is about: its checksum differs")
+    trainable: Trainable
     if isinstance(task, AnswerTask):
-        from fasterqk_lab.training._generation import Generation
-
-        return Generation(config, task)
-    assert isinstance(task, ClassificationTask)
-    if config.model.pretrained:
-        from fasterqk_lab.training._classification import FineTuning, pretrained_folder
-        from fasterqk_lab.training._decoder import DecoderFineTuning, is_decoder
-
-        folder = pretrained_folder(config.model.pretrained)
-        kind = DecoderFineTuning if is_decoder(folder) else FineTuning
-        return kind(config, task, folder)
-    from fasterqk_lab.training._classification import Classification
-
-    return Classification(config, task)
+        trainable = Generation(config, task)
+    else:
+        assert isinstance(task, ClassificationTask)
+        trainable = (open_pretrained if config.model.pretrained else Classification)(config, task)
+    trainable.model.to(training_device())
+    return trainable
 
 
 class Steps:
@@ -159,8 +162,9 @@ class Steps:
         whole = sum(self.trainable.weight(part) for part in parts)
         loss = 0.0
         for number, part in enumerate(parts, self.done * count):
-            # Weighted so that all batches of a step are as one large batch.
-            partial = self.trainable.weight(part) / whole * self.trainable.loss(part, number)
+            partial = self.trainable.loss(part, number)
+            if len(parts) > 1:  # weighted so that all batches of a step are as one large batch
+                partial = self.trainable.weight(part) / whole * partial
             partial.backward()
             loss += float(partial.item())
         self.trainable.before_step()
@@ -277,10 +281,10 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Paramete
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
     """Scale all gradients so that their joint norm is at most ``largest``; returns the norm before.
 
-    As ``torch.nn.utils.clip_grad_norm_``, but gradients within the bound are not touched.
+    As ``torch.nn.utils.clip_grad_norm_`` on one device, but gradients within the bound are not touched.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if norm > largest:
         torch._foreach_mul_(gradients, largest / (norm + 1e-6))
     return norm

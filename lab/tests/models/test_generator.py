@@ -13,6 +13,7 @@ from fasterqk_lab.models._generator import (
     GeneratorConfig,
     GPTAnswerGenerator,
     head_loss,
+    multiply,
     waves,
 )
 
@@ -138,6 +139,45 @@ def test_captured_attention_is_causal_and_before_dropout():
         assert not own.triu(1).any()
     dropped = capture(model, {"tokens": tokens, "drop": Dropout(0.5, torch.Generator().manual_seed(0))})
     torch.testing.assert_close(dropped[0].sum(3), torch.ones(2, 2, 7))
+
+
+@pytest.mark.parametrize(("batch", "width"), [((3, 7), 256), ((5,), 300), ((4, 2), 24)])
+def test_products_are_those_of_linear_maps_and_so_are_gradients(batch, width):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (*batch, width), (width + 4, width), (width + 4,), (*batch, width + 4)
+    *inputs, slope = (torch.randn(shape, generator=generator) for shape in shapes)
+
+    def results(function, dtype):
+        leaves = [part.to(dtype).requires_grad_() for part in inputs]
+        rows = function(*leaves)
+        return [rows, *torch.autograd.grad(rows, leaves, slope.to(dtype))]
+
+    exact = results(linear, torch.float64)
+    both = results(linear, torch.float32), results(multiply, torch.float32)
+    for part, plain, ours in zip(exact, *both, strict=True):
+        # Narrow ones are torch's own to the last bit; wide ones are as close to the truth as torch is.
+        if width == 24:
+            assert torch.equal(ours, plain)
+        error = [((part - rounded).norm() / part.norm()).item() for rounded in (plain, ours)]
+        assert error[1] < max(2 * error[0], 1e-7)
+
+
+def test_a_wide_model_has_the_circuits_and_the_logits_of_a_plain_one(monkeypatch):
+    model = model_of(replace(SMALL, layers=1, width=256, heads=2, head_width=128, mlp_width=256))
+    circuits = find_circuits(model)
+    assert {part.role for part in circuits if part.parameter.endswith("query.weight")} == {"q"}
+    tokens = torch.tensor([[1, 2, 3]])
+    ours = model(tokens)
+    monkeypatch.setattr("fasterqk_lab.models._generator.WIDE", 10**6)
+    assert torch.allclose(ours, model(tokens), atol=1e-5)
+    assert [part.role for part in find_circuits(model)] == [part.role for part in circuits]
+
+
+def test_a_quiet_head_scales_logits_and_leaves_the_rest():
+    loud, quiet = model_of(), model_of(replace(SMALL, head_scale=0.25))
+    tokens = torch.tensor([[1, 2, 3]])
+    difference = quiet(tokens) - quiet.head_bias - 0.25 * (loud(tokens) - loud.head_bias)
+    assert difference.abs().max() < 1e-6
 
 
 def test_circuits_are_found_by_name_and_confirmed():

@@ -16,8 +16,7 @@ from transformers import (
 from fasterqk.errors import InputError
 from fasterqk_lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk_lab.training import TrainConfig, _steps, train
-from fasterqk_lab.training import _classification as module
-from fasterqk_lab.training._classification import pretrained_folder
+from fasterqk_lab.training._finetuning import pretrained_folder
 from fasterqk_lab.training._steps import build_trainable
 
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", *(f"w{n}" for n in range(17)))
@@ -97,7 +96,7 @@ def test_special_tokens_frame_every_text_and_are_not_ranked(pretrained, task):
         cut = theirs.tokens[:4]
         assert ours.tokens.tolist() == [1, *cut.tolist(), 2]
         if theirs.relevance is not None:
-            instance = module._instance(ours)
+            instance = trainable._instance(ours)
             assert instance.rankable.tolist() == [False, *([True] * len(cut)), False]
             assert instance.relevance.tolist() == [0, *theirs.relevance[:4].tolist(), 0]
 

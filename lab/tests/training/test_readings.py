@@ -5,7 +5,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._readings import carried
+from fasterqk_lab.training._readings import carried, weight_norms
 from fasterqk_lab.training._steps import build_trainable
 
 SMALL = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "rationale_k": (), "init_scale": 0.5}
@@ -54,6 +54,20 @@ def test_the_token_behind_a_relevant_one_counts_where_there_is_one():
         assert set(np.flatnonzero(after.relevance)) == places | {place + 1 for place in places}
 
 
+@pytest.mark.parametrize(("task", "end"), [("agreement", ".W_O"), ("kvqa", "out.weight")])
+def test_norms_of_weights_are_those_of_the_model(task, end):
+    config = TrainConfig(task, layers=2, train_limit=8, train_subset=4, along_subset=4, **SMALL)
+    trainable = build_trainable(config.replace(readings=("norms",)))
+    record = trainable.evaluate()
+    outputs = [w for name, w in trainable.model.named_parameters() if name.endswith(end)]
+    assert len(outputs) == 2
+    assert record["norm_o"] == pytest.approx(sum(w.norm().item() ** 2 for w in outputs) ** 0.5)
+    assert {"norm_q", "norm_k", "norm_v"} <= record.keys()
+    assert ("norm_u" in record) == (task == "agreement")
+    outputs[0].data *= 2
+    assert weight_norms(trainable.model)["norm_o"] > record["norm_o"]
+
+
 def test_an_unknown_reading_is_refused():
-    with pytest.raises(InputError, match=r"readings 'head' is not one of heads, plain, residual, carried"):
+    with pytest.raises(InputError, match=r"readings 'head' is not one of heads, plain, .*, norms"):
         TrainConfig("kvqa", readings=("head",))
