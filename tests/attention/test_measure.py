@@ -20,7 +20,7 @@ from fasterqk.attention import (
     measure,
 )
 from fasterqk.attention._measure import batches
-from fasterqk.attention.aggregation import Pattern, aggregate, allowed_pairs, uniform_attention
+from fasterqk.attention.aggregation import Pattern, aggregate, uniform_attention
 from fasterqk.attention.instances import collate
 from fasterqk.attention.models import Answer, Reading
 from fasterqk.attention.scores import SCORES, Score
@@ -132,7 +132,7 @@ def test_mass_and_null_are_what_their_definitions_say(small_model, some_instance
     batch = collate(instances)
     reading = model.read(batch)
     layers, read = reading.layers, reading.read
-    allowed = allowed_pairs(torch.from_numpy(batch.real), causal=True)
+    allowed = Pattern(causal=True).pairs(torch.from_numpy(batch.real))
     relevance = torch.from_numpy(batch.relevance)
     rows = aggregate(layers, read, allowed)
     null = aggregate([uniform_attention(allowed)] * 2, read, allowed)
@@ -332,9 +332,9 @@ def test_nothing_removed_and_chosen_scores(small_model, some_instances):
         "token_iou",
         "iou_f1",
     }
-    # The self-check predicts two texts twice, and once more to see what mixes tokens; each text runs once,
-    # for its attention and its answer.
-    assert [len(batch) for batch in asked] == [2, 2, 2]
+    # The self-check predicts two texts twice and one by one, seven in a batch and one by one, and two once
+    # more to see what mixes tokens; then each text runs once, for its attention and its answer.
+    assert [len(batch) for batch in asked] == [2, 2, 1, 1, 7, *[1] * 7, 2]
 
 
 def test_plausibility_of_a_sample(small_model, some_instances):
