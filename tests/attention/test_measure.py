@@ -189,17 +189,17 @@ def test_summary_counts_and_keys(small_model, some_instances):
 
 
 def test_wins_against_random_rankings_text_by_text(small_model, some_instances):
-    found = measure(
+    together = measure(
         small_model(),
         some_instances(),
         removal=["delete", "attention"],
         nulls=Nulls(draws=4),
         scores="gradient",
     )
-    for measurement in (found, *found.others):
+    for measurement in (together, *together.others):
         for kind, sign in (("comprehensiveness", 1), ("sufficiency", -1)):
             wins = []
-            for number in range(len(found.instances)):
+            for number in range(len(together.instances)):
                 means = [
                     np.mean(getattr(x.faithfulness, kind)[number])
                     for x in (measurement.rankings["rollout"], *measurement.random)
@@ -209,13 +209,13 @@ def test_wins_against_random_rankings_text_by_text(small_model, some_instances):
             assert measurement.instance_scores()[f"wins_{kind}"] == pytest.approx(wins)
             assert measurement.summary()[f"wins_{kind}"] == pytest.approx(np.mean(wins))
             assert measurement.summary().null[f"wins_{kind}"] == 0.5
-    rows = found.removals_table([None, None])
+    rows = together.removals_table([None, None])
     assert [row["removal"] for row in rows] == ["delete"] * 4 + ["attention"] * 4
     alone = measure(small_model(), some_instances(), removal="attention", nulls=Nulls(draws=4))
-    assert (
-        found.others[0].summary().scores.items()
-        >= {name: value for name, value in alone.summary().scores.items() if "tau" not in name}.items()
-    )
+    expected = {name: value for name, value in alone.summary().scores.items() if "tau" not in name}
+    scores = together.others[0].summary().scores
+    # Batches of other sizes round the last bit otherwise on some processors.
+    assert {name: scores[name] for name in expected} == pytest.approx(expected, rel=1e-11)
     with pytest.raises(InputError, match="give one, or several different ones"):
         measure(small_model(), some_instances(), removal=["delete", "delete"])
 
