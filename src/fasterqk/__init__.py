@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fasterqk import stability as stability
     from fasterqk import theory as theory
     from fasterqk import trace as trace
-    from fasterqk.attention import matched_loss as matched_loss
     from fasterqk.attention import measure as measure
+    from fasterqk.attention.statistics import matched_loss as matched_loss
     from fasterqk.errors import InputError as InputError
     from fasterqk.labels import find_circuits as find_circuits
     from fasterqk.optim import PartnerNorm as PartnerNorm
@@ -41,7 +41,7 @@ __version__ = "0.2.0"
 
 # The public names by the module that defines them; the modules are public, too.
 _NAMES = {
-    "attention": ("matched_loss", "measure"),
+    "attention": ("measure",),
     "console": (),
     "errors": ("InputError",),
     "files": (),
@@ -64,6 +64,7 @@ _NAMES = {
     "trace": ("capture",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_HOMES["matched_loss"] = "attention.statistics"
 
 __all__ = sorted([*_NAMES, *_HOMES, "__version__"])
 

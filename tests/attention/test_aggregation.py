@@ -10,7 +10,6 @@ from fasterqk.attention.aggregation import (
     Pattern,
     aggregate,
     aggregate_null,
-    allowed_pairs,
     check_rows,
     default_aggregation,
     find_pattern,
@@ -51,7 +50,7 @@ def reference_rollout(layers, residual):
 @pytest.mark.parametrize("residual", [0.5, 0.0, 0.2])
 @pytest.mark.parametrize("read", [FIRST, LAST])
 def test_rollout_of_the_read_rows_is_the_reference(causal, residual, read):
-    allowed = allowed_pairs(REAL, causal)
+    allowed = Pattern(causal=causal).pairs(REAL)
     layers = layers_of(allowed)
     whole = reference_rollout(layers, residual)[torch.arange(3), read]
     rows = aggregate(layers, read, allowed, Aggregation(residual=residual))
@@ -60,7 +59,7 @@ def test_rollout_of_the_read_rows_is_the_reference(causal, residual, read):
 
 
 def test_original_formula_is_half_and_half():
-    allowed = allowed_pairs(REAL, False)
+    allowed = Pattern(causal=False).pairs(REAL)
     layers = layers_of(allowed, 3)
     joint = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
     for layer in layers:
@@ -75,7 +74,7 @@ def test_original_formula_is_half_and_half():
     st.integers(0, 10**6),
 )
 def test_rows_are_distributions_over_what_is_seen(method, causal, seed):
-    allowed = allowed_pairs(REAL, causal)
+    allowed = Pattern(causal=causal).pairs(REAL)
     rows = aggregate(layers_of(allowed, seed=seed), LAST, allowed, Aggregation(method))
     assert torch.allclose(rows.sum(1), torch.ones(3, dtype=rows.dtype), atol=1e-12)
     assert rows.min() >= 0
@@ -87,7 +86,7 @@ def test_rows_are_distributions_over_what_is_seen(method, causal, seed):
 
 
 def test_mean_max_last_and_layer():
-    allowed = allowed_pairs(REAL, True)
+    allowed = Pattern(causal=True).pairs(REAL)
     layers = layers_of(allowed)
     rows = torch.stack([layer[torch.arange(3), :, LAST].mean(1) for layer in layers])
     expected = {"mean": rows.mean(0), "max": rows.amax(0), "last": rows[-1]}
@@ -99,7 +98,7 @@ def test_mean_max_last_and_layer():
 
 
 def test_a_named_head():
-    layers = layers_of(allowed_pairs(REAL, False))
+    layers = layers_of(Pattern(causal=False).pairs(REAL))
     found = aggregate(layers, LAST, None, Aggregation("last", head=2))
     assert torch.equal(found[0], layers[-1][0, 2, 5])
     alone = [layer[:, 2:3] for layer in layers]
@@ -109,7 +108,7 @@ def test_a_named_head():
 
 
 def test_layers_may_come_one_after_the_other():
-    layers = layers_of(allowed_pairs(REAL, False))
+    layers = layers_of(Pattern(causal=False).pairs(REAL))
     for method in ("mean", "max", "last"):
         how = Aggregation(method)
         assert torch.equal(aggregate(iter(layers), LAST, None, how), aggregate(layers, LAST, None, how))
@@ -117,7 +116,7 @@ def test_layers_may_come_one_after_the_other():
 
 @pytest.mark.parametrize("method", ["rollout", "mean", "max", "last"])
 def test_the_last_layer_may_hold_its_read_row_alone(method):
-    allowed = allowed_pairs(REAL, True)
+    allowed = Pattern(causal=True).pairs(REAL)
     layers = layers_of(allowed)
     short = [*layers[:-1], layers[-1][torch.arange(3), :, LAST].unsqueeze(2)]
     how = Aggregation(method)
@@ -127,7 +126,7 @@ def test_the_last_layer_may_hold_its_read_row_alone(method):
 @pytest.mark.parametrize("how", [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last")])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_null_is_the_same_aggregation_of_uniform_attention(how, causal):
-    allowed = allowed_pairs(REAL, causal)
+    allowed = Pattern(causal=causal).pairs(REAL)
     null = aggregate_null(allowed, 4, LAST, how)
     assert torch.equal(null, aggregate([uniform_attention(allowed)] * 4, LAST, allowed, how))
     assert torch.equal(null, aggregate_null([allowed] * 4, 4, LAST, how))
@@ -138,12 +137,12 @@ def test_the_null_is_the_same_aggregation_of_uniform_attention(how, causal):
 
 
 def test_one_uniform_layer_is_its_own_null():
-    allowed = allowed_pairs(REAL, False)
+    allowed = Pattern(causal=False).pairs(REAL)
     assert aggregate_null(allowed, 1, LAST, Aggregation("last"))[0].tolist() == pytest.approx([1 / 6] * 6)
 
 
 def test_padding_rows_may_hold_anything():
-    allowed = allowed_pairs(REAL, False)
+    allowed = Pattern(causal=False).pairs(REAL)
     layers = layers_of(allowed)
     clean = aggregate(layers, LAST, allowed)
     for layer in layers:
@@ -152,8 +151,8 @@ def test_padding_rows_may_hold_anything():
 
 
 def test_half_precision_is_accepted():
-    layers = [layer.to(torch.bfloat16) for layer in layers_of(allowed_pairs(REAL, False))]
-    rows = aggregate(layers, LAST, allowed_pairs(REAL, False))
+    layers = [layer.to(torch.bfloat16) for layer in layers_of(Pattern(causal=False).pairs(REAL))]
+    rows = aggregate(layers, LAST, Pattern(causal=False).pairs(REAL))
     assert rows.dtype == torch.float32
     assert torch.allclose(rows.sum(1), torch.ones(3), atol=0.05)
 
@@ -209,7 +208,7 @@ def attention(allowed, seed=0):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_padding_neither_sees_nor_is_seen(causal):
-    pairs = allowed_pairs(VISIBILITY_REAL, causal)
+    pairs = Pattern(causal=causal).pairs(VISIBILITY_REAL)
     assert not pairs[~VISIBILITY_REAL].any()
     assert not pairs.transpose(1, 2)[~VISIBILITY_REAL].any()
     assert pairs[0].sum() == (36 if causal else 64)
@@ -225,12 +224,12 @@ def test_pattern_is_read_off_the_attention(pattern):
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_layer_that_has_only_its_read_row(causal):
     read = torch.tensor([3, 2, 6])
-    row = read_rows(attention(allowed_pairs(VISIBILITY_REAL, causal)), read).unsqueeze(2)
+    row = read_rows(attention(Pattern(causal=causal).pairs(VISIBILITY_REAL)), read).unsqueeze(2)
     assert find_pattern(row, VISIBILITY_REAL, read) == Pattern(causal)
 
 
 def test_uniform_attention_is_even_over_what_is_seen():
-    weights = uniform_attention(allowed_pairs(VISIBILITY_REAL, True))
+    weights = uniform_attention(Pattern(causal=True).pairs(VISIBILITY_REAL))
     assert weights.shape == (3, 1, 8, 8)
     assert weights[0, 0, 3].tolist() == [0.25] * 4 + [0] * 4
     assert weights[1, 0, 6].sum() == 0
@@ -238,7 +237,7 @@ def test_uniform_attention_is_even_over_what_is_seen():
 
 
 def test_bad_rows_are_one_clear_line():
-    pairs = allowed_pairs(VISIBILITY_REAL, False)
+    pairs = Pattern(causal=False).pairs(VISIBILITY_REAL)
     good = attention(pairs).mean(1)
     check_rows(good, pairs, "layer 0")
     missing = good.clone()

@@ -85,7 +85,7 @@ def test_without_special_tokens_nothing_changes(small_model, some_instances):
 def test_the_first_token_of_a_causal_model_is_not_among_the_words(small_model, some_instances):
     """Attention sinks gather there; it can still be ranked and removed. A text of one word keeps its word."""
     every = [replace(x, rankable=np.ones(len(x.tokens), dtype=bool)) for x in some_instances()]
-    single = replace(every[0], tokens=every[0].tokens[:1], rankable=np.ones(1, bool), relevance=np.ones(1))
+    single = Instance(every[0].tokens[:1], np.ones(1, bool), np.ones(1), label=0)
     how = Aggregation("mean", among="words")
     words = measure(small_model(causal=True), [*every, single], aggregation=how, removal=NOTHING_REMOVED)
     for importance in words.importance[:-1]:

@@ -240,7 +240,7 @@ def test_without_any_rationale_or_any_k(small_model, posts, tmp_path):
 def test_ids_must_differ(small_model, posts, tmp_path):
     measurement = measure(
         small_model(),
-        [posts[0], replace(posts[1], relevance=posts[1].relevance + 1, id=posts[0].id)],
+        [posts[0], replace(posts[1], relevance=posts[1].relevance ** 0, id=posts[0].id)],
         nulls=Nulls(draws=0),
     )
     with pytest.raises(InputError, match="two instances have the id"):

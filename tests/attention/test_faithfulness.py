@@ -207,9 +207,9 @@ def test_attention_mask_hides():
         (lambda: Removal("erase"), "unknown removal 'erase'"),
         (lambda: Removal("mask"), "needs one"),
         (lambda: Removal("delete", 4), "mask token 4 has no use"),
-        (lambda: top_percent(np.ones((1, 2)), np.ones((1, 2), bool), 0), "k is 0"),
-        (lambda: top_percent(np.ones((1, 2)), np.ones((1, 2), bool), 101), "k is 101"),
-        (lambda: top_percent(np.ones((1, 2)), np.ones((1, 2), bool), 0.5), "k is 0.5"),
+        (lambda: Removal(percents=(0,)), "k is 0"),
+        (lambda: Removal(percents=(101,)), "k is 101"),
+        (lambda: Removal(percents=(0.5,)), "k is 0.5"),
         (lambda: top_percent(np.full((1, 2), np.nan), np.ones((1, 2), bool), 5), "not a finite number"),
     ],
 )

@@ -88,10 +88,10 @@ def test_tokens_that_are_mixed_behind_the_last_attention():
     torch.manual_seed(0)
     model, stream = Mixing().double().eval(), torch.randn(2, 5, 8, dtype=torch.double)
     with torch.no_grad():
-        end = find_first_token_end(model, [model.attention], lambda: model(stream), 5)
+        end = find_first_token_end(model, [model.attention], lambda: model(stream))
         assert end is model.inner
         with first_token_from(end):
             cut = model(stream)
         assert np.allclose(cut, model(stream), atol=1e-12)
         # Without the attention modules nothing says where the last one is.
-        assert find_first_token_end(model, [], lambda: model(stream), 5) is None
+        assert find_first_token_end(model, [], lambda: model(stream)) is None

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -336,6 +337,15 @@ def test_unknown_importances_are_one_line(classifier, instances, scores, message
 
 
 # --- Without rationales ---
+
+
+def test_a_model_without_a_method_is_one_line(classifier, instances):
+    """Also under another name than that of the method."""
+    parts = {name: getattr(classifier, name) for name in ("classes", "pattern", "read", "predict")}
+    with pytest.raises(
+        InputError, match="SimpleNamespace has no method 'integrated_gradients': the same grad"
+    ):
+        measure(SimpleNamespace(**parts), instances, scores={"mine": "integrated_gradients"})
 
 
 def test_without_rationales_what_needs_none_is_measured(classifier, word_pieces):

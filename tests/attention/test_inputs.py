@@ -194,71 +194,24 @@ def test_spans_have_weights_if_they_want(word_pieces):
 # --- Adapters, devices, precisions ---
 
 
-@pytest.fixture
-def adapter(tmp_path, make_model, word_pieces):
-    """Saves a base model and a LoRA adapter of it; returns the adapter's folder and the model itself."""
+def test_an_adapter_is_merged_before_it_is_measured(tmp_path, make_model, word_pieces):
     peft = pytest.importorskip("peft")
-
-    def save(head, config, task, base_head=None, targets=("query", "value"), **changes):
-        base = tmp_path / "base"
-        make_model(base_head or head, config, **({} if base_head else changes)).save_pretrained(base)
-        word_pieces.save_pretrained(base)
-        model = getattr(transformers, head).from_pretrained(base, **changes).eval()
-        settings = peft.LoraConfig(task_type=task, r=2, target_modules=list(targets), init_lora_weights=False)
-        adapted = peft.get_peft_model(model, settings).eval()
-        adapted.save_pretrained(tmp_path / "adapter")
-        return tmp_path / "adapter", adapted
-
-    return save
-
-
-def test_an_adapter_is_measured_as_the_model_it_makes(adapter, word_pieces):
-    folder, adapted = adapter("BertForSequenceClassification", "BertConfig", "SEQ_CLS")
-    loaded = load_model(folder)
-    instances = loaded.encode([read_example({"text": "the cats sat", "label": 1}, "line 1")])
+    make_model("BertForSequenceClassification", "BertConfig").save_pretrained(tmp_path / "base")
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base")
+    targets = ["query", "value"]
+    settings = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=targets, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, settings).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(
+        InputError, match=r"is a PEFT adapter; merge it into its model: peft\.AutoPeftModelFor"
+    ):
+        load_model(tmp_path / "adapter")
+    merged = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter")
+    row = {"text": "the cats sat", "label": 1}
+    measurement = measure(merged.merge_and_unload(), [row], tokenizer=word_pieces)
     with torch.no_grad():
         expected = adapted(**word_pieces("the cats sat", return_tensors="pt")).logits.softmax(-1)
-    assert loaded.model.predict(collate(instances)) == pytest.approx(expected.numpy(), abs=1e-5)
-
-
-def test_an_adapter_brings_the_classifier_of_a_base_that_has_none(adapter):
-    folder, _ = adapter(
-        "BertForSequenceClassification", "BertConfig", "SEQ_CLS", base_head="BertModel", num_labels=5
-    )
-    assert load_model(folder).model.classes == tuple(f"LABEL_{number}" for number in range(5))
-
-
-def test_a_causal_adapter(adapter):
-    folder, _ = adapter("LlamaForCausalLM", "LlamaConfig", "CAUSAL_LM", targets=("q_proj", "v_proj"))
-    loaded = load_model(folder)
-    assert loaded.model.classes == ()
-    instances = loaded.encode([read_example({"text": "the cat", "target": "sat"}, "line 1")])
-    assert (
-        measure(loaded.model, instances, removal=Removal(percents=[50]), nulls=Nulls(draws=0)).summary().n
-        == 1
-    )
-
-
-def test_adapters_that_cannot_be_measured_are_one_line(adapter, tmp_path):
-    folder, _ = adapter("BertForSequenceClassification", "BertConfig", "SEQ_CLS")
-    settings = json.loads((folder / "adapter_config.json").read_text())
-    for changed, message in (
-        (
-            {"base_model_name_or_path": "nowhere/model"},
-            "is an adapter of 'nowhere/model', which is not a folder",
-        ),
-        ({"task_type": "TOKEN_CLS"}, "holds an adapter of task type 'TOKEN_CLS'; only sequence classifiers"),
-    ):
-        (folder / "adapter_config.json").write_text(json.dumps({**settings, **changed}))
-        with pytest.raises(InputError, match=message):
-            load_model(folder)
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    (folder / "adapter_model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="cannot open"):
-        load_model(folder)
-    (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"has no adapter_model\.safetensors"):
-        load_model(folder)
+    assert measurement.faithfulness.whole == pytest.approx(expected.numpy(), abs=1e-5)
 
 
 def test_devices_and_precisions(tmp_path, make_model, word_pieces):

@@ -12,9 +12,8 @@ from fasterqk.attention.instances import (
     collate,
     encode_for_causal,
     encode_for_classifier,
-    pad_rows,
     read_example,
-    unpad_rows,
+    read_rows,
 )
 from fasterqk.errors import InputError
 
@@ -50,18 +49,11 @@ def test_keeping_some_tokens_closes_gaps_and_trims():
     assert uneven.rankable.sum() == 2
 
 
-def test_some_rows_lose_the_padding_they_do_not_need():
+def test_single_texts_lose_the_padding_they_do_not_need():
     batch = collate([instance(1, 2, 3, 4), instance(5, 6, 7, label=2)])
-    alone = batch.rows(slice(1, 2))
+    _, alone = batch.singles
     assert alone.tokens.tolist() == [[5, 6, 7]]
     assert alone.label.tolist() == [2]
-
-
-def test_rows_come_back_from_padding():
-    batch = collate([instance(1, 2, 3), instance(4, 5)])
-    rows = [np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5])]
-    back = unpad_rows(pad_rows(rows, batch.real), batch.real)
-    assert all(np.array_equal(a, b) for a, b in zip(rows, back, strict=True))
 
 
 def test_lengths_must_fit():
@@ -69,6 +61,38 @@ def test_lengths_must_fit():
         Instance(np.array([1]), np.array([True]), np.array([1.0, 0.0]), id="x")
     with pytest.raises(InputError, match="has no tokens"):
         Instance(np.zeros(0, int), np.zeros(0, bool), np.zeros(0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"relevance": [5, 0]}, "the relevance of instance 'x' is not in 0..1"),
+        ({"relevance": [np.nan, 0]}, "the relevance of instance 'x' is not in 0..1"),
+        ({"tokens": [[1, 2], [3, 4]]}, "tokens of instance 'x' has shape (2, 2) for 2 tokens"),
+        ({"pieces": ("a",)}, "instance 'x' has 1 pieces for 2 tokens"),
+        ({"label": "good"}, "the label of instance 'x' is 'good'; give the number of a class"),
+    ],
+)
+def test_an_instance_has_possible_values(change, message):
+    options = {"tokens": [1, 2], "rankable": [1, 1], "relevance": [0, 1], "id": "x"}
+    with pytest.raises(InputError) as caught:
+        Instance(**{**options, **change})
+    assert str(caught.value) == message
+
+
+def test_lists_and_marks_of_0_and_1_are_arrays_of_their_kind():
+    made = Instance([4, 5, 6], [0, 1, 1], [0, 0, 1])
+    assert (made.tokens.dtype, made.rankable.dtype, made.relevance.dtype) == (np.int64, bool, float)
+    assert made.rationale.tolist() == [False, True]
+
+
+def test_rows_may_have_tuples_and_arrays():
+    row = {"text": "a fine film", "spans": [(2, 6)], "label": np.int64(1)}
+    words = {"tokens": ("a", "fine"), "relevance": np.array([0, 1]), "label": 0}
+    first, second = read_rows([row, words])
+    assert (first.relevant, first.label, second.relevance) == (((2, 6, 1.0),), 1, (0.0, 1.0))
+    with pytest.raises(InputError, match="row 1: cannot write a object as JSON"):
+        read_rows([{**row, "id": object()}])
 
 
 def write(path, *lines):

@@ -20,7 +20,7 @@ from fasterqk.attention import (
     measure,
 )
 from fasterqk.attention._measure import batches
-from fasterqk.attention.aggregation import Pattern, aggregate, allowed_pairs, uniform_attention
+from fasterqk.attention.aggregation import Pattern, aggregate, uniform_attention
 from fasterqk.attention.instances import collate
 from fasterqk.attention.models import Answer, Reading
 from fasterqk.attention.scores import SCORES, Score
@@ -132,7 +132,7 @@ def test_mass_and_null_are_what_their_definitions_say(small_model, some_instance
     batch = collate(instances)
     reading = model.read(batch)
     layers, read = reading.layers, reading.read
-    allowed = allowed_pairs(torch.from_numpy(batch.real), causal=True)
+    allowed = Pattern(causal=True).pairs(torch.from_numpy(batch.real))
     relevance = torch.from_numpy(batch.relevance)
     rows = aggregate(layers, read, allowed)
     null = aggregate([uniform_attention(allowed)] * 2, read, allowed)
@@ -189,17 +189,17 @@ def test_summary_counts_and_keys(small_model, some_instances):
 
 
 def test_wins_against_random_rankings_text_by_text(small_model, some_instances):
-    found = measure(
+    together = measure(
         small_model(),
         some_instances(),
         removal=["delete", "attention"],
         nulls=Nulls(draws=4),
         scores="gradient",
     )
-    for measurement in (found, *found.others):
+    for measurement in (together, *together.others):
         for kind, sign in (("comprehensiveness", 1), ("sufficiency", -1)):
             wins = []
-            for number in range(len(found.instances)):
+            for number in range(len(together.instances)):
                 means = [
                     np.mean(getattr(x.faithfulness, kind)[number])
                     for x in (measurement.rankings["rollout"], *measurement.random)
@@ -209,13 +209,13 @@ def test_wins_against_random_rankings_text_by_text(small_model, some_instances):
             assert measurement.instance_scores()[f"wins_{kind}"] == pytest.approx(wins)
             assert measurement.summary()[f"wins_{kind}"] == pytest.approx(np.mean(wins))
             assert measurement.summary().null[f"wins_{kind}"] == 0.5
-    rows = found.removals_table([None, None])
+    rows = together.removals_table([None, None])
     assert [row["removal"] for row in rows] == ["delete"] * 4 + ["attention"] * 4
     alone = measure(small_model(), some_instances(), removal="attention", nulls=Nulls(draws=4))
-    assert (
-        found.others[0].summary().scores.items()
-        >= {name: value for name, value in alone.summary().scores.items() if "tau" not in name}.items()
-    )
+    expected = {name: value for name, value in alone.summary().scores.items() if "tau" not in name}
+    scores = together.others[0].summary().scores
+    # Batches of other sizes round the last bit otherwise on some processors.
+    assert {name: scores[name] for name in expected} == pytest.approx(expected, rel=1e-11)
     with pytest.raises(InputError, match="give one, or several different ones"):
         measure(small_model(), some_instances(), removal=["delete", "delete"])
 
@@ -332,9 +332,9 @@ def test_nothing_removed_and_chosen_scores(small_model, some_instances):
         "token_iou",
         "iou_f1",
     }
-    # The self-check predicts two texts twice, and once more to see what mixes tokens; each text runs once,
-    # for its attention and its answer.
-    assert [len(batch) for batch in asked] == [2, 2, 2]
+    # The self-check predicts two texts twice and one by one, seven in a batch and one by one, and two once
+    # more to see what mixes tokens; then each text runs once, for its attention and its answer.
+    assert [len(batch) for batch in asked] == [2, 2, 1, 1, 7, *[1] * 7, 2]
 
 
 def test_plausibility_of_a_sample(small_model, some_instances):

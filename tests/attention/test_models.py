@@ -510,7 +510,10 @@ def test_damaged_folders_are_one_line(saved, tmp_path):
         load_model(folder)
     assert "\n" not in str(raised.value)
     (folder / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"is not a model configuration: .* is not JSON"):
+    with pytest.raises(InputError, match=r"cannot open AutoConfig from .* is not a valid JSON file"):
+        load_model(folder)
+    (folder / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 1000000000}')
+    with pytest.raises(InputError, match="has num_hidden_layers 1000000000; at most 2000 can be built"):
         load_model(folder)
 
 
@@ -594,3 +597,35 @@ def test_an_encoder_that_packs_its_texts_without_padding_is_measured():
 def test_as_many_names_as_logits():
     with pytest.raises(InputError, match="3 class names for 2 logits"):
         measure(TorchClassifier(Encoder(), classes=("a", "b", "c")), instances())
+
+
+class InATuple(Encoder):
+    def forward(self, *inputs):
+        return (super().forward(*inputs)[None],)
+
+
+def test_where_the_logits_are_has_to_be_said():
+    with pytest.raises(InputError, match=r"the model returns a tuple; say where its logits are"):
+        measure(TorchClassifier(InATuple(), classes=("a", "b")), instances())
+    wrapped = TorchClassifier(InATuple(), classes=("a", "b"), logits=lambda outputs: outputs[0])
+    with pytest.raises(InputError, match=r"the logits have shape \(1, .*, 2\); logits=... must give \(batch"):
+        measure(wrapped, instances())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda: {"passes": Passes(batch_size=0)}, "batch_size is 0; give a whole number from 1 on"),
+        (lambda: {"passes": Passes(only=["mrtaa"])}, "no score is called 'mrtaa'"),
+        (lambda: {"nulls": 5}, r"nulls is 5; give fasterqk.attention.Nulls\(...\)"),
+    ],
+)
+def test_wrong_options_are_one_line(options, message):
+    with pytest.raises(InputError, match=message):
+        measure(TorchClassifier(Encoder(), classes=("a", "b")), instances(), **options())
+
+
+def test_scores_without_mass_have_a_summary():
+    wrapped = TorchClassifier(Encoder(), classes=("a", "b"))
+    summary = measure(wrapped, instances(), passes=Passes(only=["entropy"])).summary()
+    assert summary["mrta"] is None and summary["entropy"] > 0

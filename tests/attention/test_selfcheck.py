@@ -159,6 +159,40 @@ def test_a_model_that_answers_by_chance_is_refused():
         quickly(TorchClassifier(Restless("first"), classes="ab"), texts())
 
 
+class Rationed(Pooling):
+    """Experts that take half of the tokens of a batch, whichever text they belong to."""
+
+    def forward(self, tokens, visible):
+        states = self.embedding(tokens)
+        gate = states[..., 0].flatten()
+        taken = gate >= gate.topk(max(1, len(gate) // 2)).values[-1]
+        states = states * (1 + taken.view_as(tokens).unsqueeze(2))
+        return self.head(self.attention(states, states, states, key_padding_mask=~visible)[0][:, 0])
+
+
+class Recurrent(Pooling):
+    """A recurrent layer that runs backwards, and so from the padding into the text."""
+
+    def __init__(self, reads):
+        super().__init__(reads)
+        self.recurrent = nn.GRU(8, 4, batch_first=True, bidirectional=True)
+
+    def forward(self, tokens, visible):
+        states = self.recurrent(self.embedding(tokens))[0]
+        return self.head(self.attention(states, states, states, key_padding_mask=~visible)[0][:, 0])
+
+
+@pytest.mark.parametrize("kind", [Rationed, Recurrent])
+def test_any_classifier_whose_texts_change_each_other_runs_text_by_text(kind):
+    own, instances = kind("first").double().eval(), texts(lengths=(3, 5, 9, 4, 7, 6, 8, 10))
+    measurement = quickly(TorchClassifier(own, classes="ab"), instances)
+    assert "every text is run by itself" in measurement.settings["notes"][0]
+    for instance, probability in zip(instances, measurement.columns["probability"], strict=True):
+        tokens = torch.tensor(instance.tokens[None])
+        alone = own(tokens, tokens == tokens).softmax(-1)[0, 0]
+        assert probability == pytest.approx(alone.item(), abs=1e-12)
+
+
 class Reversed(transformers.BertForSequenceClassification):
     """Answers otherwise for a padded batch."""
 

@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fasterqk.attention import matched_loss
-from fasterqk.attention.statistics import Interval, common_levels, holm, interval, paired_difference
+from fasterqk.attention.statistics import (
+    Interval,
+    common_levels,
+    holm,
+    interval,
+    matched_loss,
+    paired_difference,
+)
 from fasterqk.errors import InputError
 
 numbers = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)

@@ -254,7 +254,7 @@ def test_files_on_request(command, tmp_path):
     # What ERASER's metrics.py asks for unless it is told otherwise.
     assert [own["threshold"] for own in predictions[0]["thresholded_scores"]] == [0.01, 0.05, 0.1, 0.2, 0.5]
     assert (tmp_path / "e" / "mine.data" / "docs.jsonl").is_file()
-    names = ("scores", "removals", "groups", "spread", "heads", "dtap", "instances")
+    names = ("scores", "removals", "groups", "heads", "dtap", "instances")
     assert {path.name for path in (out / "tables").iterdir()} == {f"measure-{name}.csv" for name in names}
     assert (out / "tables" / "measure-instances.csv").read_text().count("\n") == 1 + len(CLASSIFIED)
 
@@ -303,7 +303,12 @@ GOOD = CLASSIFIED[0]
         ),
         ("classifier", CLASSIFIED, ["--aggregate", "mean/head:2"], "head 2 was asked for, but layer 0 has 2"),
         ("classifier", CLASSIFIED, ["--residual", "1"], "residual weight 1.0"),
-        ("classifier", CLASSIFIED, ["--rationale-k", "5,5"], "names a percentage twice"),
+        (
+            "classifier",
+            CLASSIFIED,
+            ["--rationale-k", "5,5"],
+            "k is 5; give whole percentages from 1 to 100, each",
+        ),
         ("classifier", ["{"], [], "line 1 is not JSON"),
     ],
 )

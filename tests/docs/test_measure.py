@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
@@ -39,6 +40,9 @@ def folder(tmp_path_factory):
         torch.manual_seed(seed)
         transformers.BertForSequenceClassification(config).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
+    base = transformers.BertForSequenceClassification.from_pretrained(root / "my-classifier")
+    lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"])
+    peft.get_peft_model(base, lora).save_pretrained(root / "my-adapter")
     tokenizer.chat_template = (
         "{% for message in messages %}[CLS] {{ message.content }} [SEP] {% endfor %}"
         "{% if add_generation_prompt %}the plot was {% endif %}"

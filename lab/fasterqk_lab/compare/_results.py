@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fasterqk.attention import matched_loss
-from fasterqk.attention.statistics import Interval, common_levels, interval
+from fasterqk.attention.statistics import Interval, common_levels, interval, matched_loss
 from fasterqk.errors import InputError
 from fasterqk.files import csv_text, write_text
 

@@ -28,8 +28,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.attention import matched_loss
-from fasterqk.attention.statistics import Interval, holm, interval, paired_difference
+from fasterqk.attention.statistics import Interval, holm, interval, matched_loss, paired_difference
 from fasterqk.errors import InputError
 from fasterqk_lab.compare._results import END, LEVEL, LOSS, History, Measured
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasterqk.attention import matched_loss
+from fasterqk.attention.statistics import matched_loss
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import BEST, END, LEVEL, LOSS, Measured, Value, measured, read_values, write_values
 from fasterqk_lab.compare._results import deciding_level

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fasterqk.attention.instances import read_examples as read_examples
     from fasterqk.attention.measurement import Measurement as Measurement
     from fasterqk.attention.models import TorchClassifier as TorchClassifier
-    from fasterqk.attention.statistics import matched_loss as matched_loss
     from fasterqk.attention.statistics import paired_scores as paired_scores
     from fasterqk.attention.statistics import score_intervals as score_intervals
 
@@ -37,7 +36,6 @@ _MODULES = {
     "Removal": "faithfulness",
     "TorchClassifier": "models",
     "load_model": "_loading",
-    "matched_loss": "statistics",
     "measure": "_measure",
     "paired_scores": "statistics",
     "read_examples": "instances",

@@ -96,7 +96,7 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def plain(self, batch: Batch) -> NDArray[np.float64]:
         """Probabilities of the model as it is, one text at a time and without padding."""
-        singles = [inputs_of(self.model, single, single.tokens) for single in _one_by_one(batch)]
+        singles = [inputs_of(self.model, single, single.tokens) for single in batch.singles]
         with torch.no_grad(), evaluating(self):
             return self._probabilities(torch.cat([self.model(**inputs).logits for inputs in singles]))
 
@@ -113,7 +113,7 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def _logits(self, batch: Batch) -> Tensor:
         if self._marker(batch) is None:
-            return torch.cat([self._logits(single) for single in _one_by_one(batch)])
+            return torch.cat([self._logits(single) for single in batch.singles])
         with self._padding(batch):
             return super()._logits(batch)
 
@@ -158,7 +158,7 @@ class HuggingFaceClassifier(TorchClassifier):
         except InputError:
             return None  # `read` raises it again when attention is needed
         attention = [self.model.get_submodule(name) for name in names]
-        return find_first_token_end(self.model, attention, lambda: self._logits(batch), _PROBE_LENGTH)
+        return find_first_token_end(self.model, attention, lambda: self._logits(batch))
 
     def _find_read(self) -> Position:
         batch = self._probe()
@@ -190,11 +190,6 @@ class HuggingFaceClassifier(TorchClassifier):
         if position is None:
             raise InputError(pooled_error(name))
         return position
-
-
-def _one_by_one(batch: Batch) -> list[Batch]:
-    """One batch per instance, without padding."""
-    return [batch.rows(slice(number, number + 1)) for number in range(len(batch))]
 
 
 def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:
@@ -247,10 +242,6 @@ class HuggingFaceCausal:
 
     def check(self, batch: Batch) -> list[str]:
         return []  # the read position is the last token before the target
-
-    def plain(self, batch: Batch) -> NDArray[np.float64]:
-        """Outcomes of the model as it is, one text at a time and without padding."""
-        return np.concatenate([self.predict(single) for single in _one_by_one(batch)])
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
@@ -310,14 +301,11 @@ def _mean_over(values: NDArray[np.float64], real: NDArray[np.bool_]) -> NDArray[
 # --- Run only the first token through the end of an encoder that predicts from it ---
 # After the last attention no module mixes tokens: output projection, norms and feed-forward layers act on
 # each token alone. A classifier that reads the first token therefore needs them for that token only, which
-# saves most of the last layer. The place to start is found by running the model: of the modules after the
-# last attention whose inputs can be cut to their first token without changing the logits, the one that saves
-# most.
+# saves most of the last layer. The place to start is found by running the model: the first module after the
+# last attention whose inputs can be cut to their first token without changing the logits.
 
 # Shorter matrix products round differently: the largest accepted change, relative to the largest logit.
 _ROUNDING = 1e-5
-# Saving less than this share of the work is not worth a second way to predict.
-_WORTH = 0.01
 
 
 @contextmanager
@@ -340,64 +328,35 @@ def _first(value: Any) -> Any:
 
 
 def find_first_token_end(
-    model: nn.Module, attention: Sequence[nn.Module], logits: Callable[[], Tensor], length: int
+    model: nn.Module, attention: Sequence[nn.Module], logits: Callable[[], Tensor]
 ) -> nn.Module | None:
-    """The module from which on the first token suffices; None if there is none or if it saves nothing.
+    """The module from which on the first token suffices; None if there is none.
 
-    ``attention`` are the modules that form attention; ``logits()`` runs ``model`` on texts of ``length``
-    tokens.
+    ``attention`` are the modules that form attention; ``logits()`` runs ``model``.
     """
-    with torch.no_grad(), _watched(model) as plain:
+    calls: list[tuple[nn.Module, bool]] = []  # each with whether it takes several tokens
+    ends: list[int] = []
+
+    def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        values = (*arguments, *keywords.values())
+        calls.append((module, any(_first(x) is not x and x.shape[1] > 1 for x in values)))
+
+    with ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+        for module in attention:
+            hooks.enter_context(module.register_forward_hook(lambda *_: ends.append(len(calls))))
         expected = logits()
-    mixing = {id(module) for module in attention}
-    ends = [place for place, (module, entered, _) in enumerate(plain) if not entered and id(module) in mixing]
-    if not ends:
-        return None
-    calls = Counter(id(module) for module, entered, _ in plain if entered)
-    best, least = None, (1 - _WORTH) * _work(plain)
-    for place in range(ends[-1], len(plain)):
-        module, entered, _ = plain[place]
-        if not entered or calls[id(module)] > 1:
+    called = Counter(module for module, _ in calls)
+    for module, several in calls[ends[-1] :] if ends else ():
+        if not several or called[module] > 1:
             continue
-        if _work(plain[:place]) + _work(plain[place:]) / length >= least:
-            break  # starting later saves even less
         try:
-            with torch.no_grad(), _watched(model) as cut, first_token_from(module):
+            with torch.no_grad(), first_token_from(module):
                 shortened = logits()
         except Exception:  # a model may raise anything on inputs of another length
             continue
-        change = (shortened - expected).abs().max() if shortened.shape == expected.shape else torch.inf
-        if _work(cut) < least and change <= _ROUNDING * expected.abs().max():
-            best, least = module, _work(cut)
-    return best
-
-
-# A module, whether it is entered (True) or left, and on leaving the number of products with its weights.
-_Call = tuple[nn.Module, bool, int]
-
-
-def _work(calls: list[_Call]) -> int:
-    return sum(work for _, _, work in calls)
-
-
-@contextmanager
-def _watched(model: nn.Module) -> Iterator[list[_Call]]:
-    """Yield a list to which every call of a module of ``model`` is added."""
-    calls: list[_Call] = []
-
-    def enter(module: nn.Module, arguments: Any) -> None:
-        calls.append((module, True, 0))
-
-    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
-        weights = sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() == 2)
-        weights = 0 if isinstance(module, nn.Embedding) else weights
-        rows = (
-            output.numel() // max(1, output.shape[-1]) if isinstance(output, Tensor) and output.dim() else 0
-        )
-        calls.append((module, False, weights * rows))
-
-    with ExitStack() as hooks:
-        for module in model.modules():
-            hooks.enter_context(module.register_forward_pre_hook(enter))
-            hooks.enter_context(module.register_forward_hook(leave))
-        yield calls
+        same = shortened.shape == expected.shape
+        if same and (shortened - expected).abs().max() <= _ROUNDING * expected.abs().max():
+            return module
+    return None

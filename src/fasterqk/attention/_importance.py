@@ -177,20 +177,10 @@ def read_scores(path: str | PathLike[str]) -> dict[str, dict[str, tuple[str, Map
 
 
 def align(scores: RawScores, instance: Instance, where: str) -> Numbers:
-    """Align the numbers or the record in ``scores`` with the tokens of ``instance``.
+    """One number per token of ``instance``, zero on special tokens; error messages quote ``where``.
 
-    A token takes the number of its word, or the mean over its characters without white space.
-
-    Arguments:
-        scores: One number per token or word, or a record of the file format.
-        instance: The instance the numbers belong to.
-        where: The location of the numbers for error messages.
-
-    Returns:
-        One number per token; zero on special tokens.
-
-    Raises:
-        InputError: The numbers fit neither tokens nor words nor characters, or a text differs.
+    ``scores`` has one number per token or word, or is a record of the file format. A token takes the number
+    of its word, or the mean over its characters without white space.
     """
     if not isinstance(scores, Mapping):
         return _of_tokens(_numbers(scores, where), None, instance, where)

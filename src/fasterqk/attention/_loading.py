@@ -1,12 +1,13 @@
 """Open and check what a user gives to ``measure``: model folders, models, files and rows of data.
 
-A folder of Hugging Face transformers holds a model, or a PEFT adapter of a model in another folder. It is
-loaded with the class that its configuration names. Nothing is downloaded, and no code from the folder is run.
-The last section compares the passes of a model before it is measured.
+A folder of Hugging Face transformers is loaded with the class that its configuration names. Nothing is
+downloaded, and no code from the folder is run. The last section compares the passes of a model before it is
+measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from fasterqk.attention._huggingface import HuggingFaceCausal, HuggingFaceClassifier
 from fasterqk.attention.aggregation import HALF
 from fasterqk.attention.instances import (
+    Batch,
     Example,
     Instance,
     collate,
@@ -29,12 +31,13 @@ from fasterqk.attention.instances import (
 )
 from fasterqk.attention.models import Measurable
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.files import read_json
-from fasterqk.labels import read_model_config
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
 # Tokenizers without a limit report 1e30, too large for their own integer arguments.
 _NO_LIMIT = 2**30
+_MOST_LAYERS = 2000
+# Files of saved tokenizers. Without any, transformers makes up a tokenizer that knows special tokens only.
+_TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
 
 
 class Loaded(NamedTuple):
@@ -129,7 +132,7 @@ def _wrapped(model: nn.Module) -> Measurable:
 def load_model(
     folder: str | PathLike[str], *, device: str | None = None, precision: Precision | None = None
 ) -> Loaded:
-    """Load the sequence classifier or causal language model in ``folder``; PEFT adapters are merged.
+    """Load the sequence classifier or causal language model in ``folder``.
 
     Arguments:
         folder: A folder that ``save_pretrained`` wrote, with the tokenizer.
@@ -145,18 +148,40 @@ def load_model(
     with needs_extra("hf"):
         import transformers
     path = Path(folder)
-    adapter = (path / "adapter_config.json").is_file()
-    if not adapter and not (path / "config.json").is_file():
+    if (path / "adapter_config.json").is_file():
+        raise InputError(
+            f"{str(folder)!r} is a PEFT adapter; merge it into its model: peft.AutoPeftModelForCausalLM (or"
+            f" ...ForSequenceClassification).from_pretrained({str(folder)!r}).merge_and_unload()"
+        )
+    if not (path / "config.json").is_file():
         raise InputError(f"{str(folder)!r} is not a model folder: it has no config.json")
     where, kind = _device(device), _precision(precision)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    base = _base_of(path) if adapter else path
-    read_model_config(base / "config.json")
-    config = _opened(transformers.AutoConfig, base)
-    causal = _is_causal(path, config, adapter)
-    tokenizer = _tokenizer(path if _has_tokenizer(path) else base)
-    model = _adapted(path, base, config, causal) if adapter else _saved(path, config, causal)
+    config = _opened(transformers.AutoConfig, path)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise InputError(f"{str(path)!r} has num_hidden_layers {layers}; at most {_MOST_LAYERS} can be built")
+    architecture = (config.architectures or ["a model that names no architecture"])[0]
+    causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    if config.is_encoder_decoder or not (causal or architecture.endswith("ForSequenceClassification")):
+        raise InputError(
+            f"{str(path)!r} holds {architecture}; only sequence classifiers and causal language models,"
+            " without an encoder-decoder, can be measured"
+        )
+    if not any(file for pattern in _TOKENIZER_FILES for file in path.glob(pattern)):
+        raise InputError(
+            f"{str(path)!r} has no tokenizer files ({', '.join(_TOKENIZER_FILES)}); save the model's"
+            f" tokenizer there: tokenizer.save_pretrained({str(path)!r})"
+        )
+    tokenizer = _opened(transformers.AutoTokenizer, path)
+    auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
+    model, report = _opened(auto, path, output_loading_info=True)
+    if missing := sorted(report["missing_keys"]):
+        raise InputError(
+            f"{str(path)!r} lacks {len(missing)} weights of {architecture}, such as {missing[0]!r}; they"
+            " would be random"
+        )
     model = model.to(device=where, dtype=kind)
     wrapped: Measurable = HuggingFaceCausal(model) if causal else HuggingFaceClassifier(model)
     vocabulary = model.get_input_embeddings().num_embeddings
@@ -183,126 +208,6 @@ def _precision(name: str | None) -> torch.dtype | None:
     return getattr(torch, name)
 
 
-def _is_causal(path: Path, config: Any, adapter: bool) -> bool:
-    """True for a causal language model, False for a classifier; other heads are an ``InputError``."""
-    if adapter:
-        task = str(read_json(path / "adapter_config.json").get("task_type"))
-        causal, classifies = task == "CAUSAL_LM", task == "SEQ_CLS"
-        description = f"an adapter of task type {task!r}"
-    else:
-        description = (config.architectures or ["a model that names no architecture"])[0]
-        causal = description.endswith(("ForCausalLM", "LMHeadModel"))
-        classifies = description.endswith("ForSequenceClassification")
-    if config.is_encoder_decoder or not (causal or classifies):
-        raise InputError(
-            f"{str(path)!r} holds {description}; only sequence classifiers and causal language models,"
-            " without an encoder-decoder, can be measured"
-        )
-    return causal
-
-
-def _auto_class(causal: bool) -> Any:
-    import transformers
-
-    return transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
-
-
-def _saved(path: Path, config: Any, causal: bool) -> Any:
-    model, report = _opened(_auto_class(causal), path, output_loading_info=True)
-    _check_missing(path, config.architectures[0], report["missing_keys"])
-    return model
-
-
-def _check_missing(path: Path, architecture: str, missing: Sequence[str]) -> None:
-    if missing:
-        raise InputError(
-            f"{str(path)!r} lacks {len(missing)} weights of {architecture}, such as"
-            f" {sorted(missing)[0]!r}; they would be random"
-        )
-
-
-# --- Adapters ---
-
-
-def _base_of(path: Path) -> Path:
-    """The folder of the adapter's base model: as its configuration says, or relative to the adapter."""
-    base_name = str(read_json(path / "adapter_config.json").get("base_model_name_or_path"))
-    for base in (Path(base_name), path / base_name, path.parent / base_name):
-        if (base / "config.json").is_file():
-            return base
-    raise InputError(
-        f"{str(path)!r} is an adapter of {base_name!r}, which is not a folder here; save that model there,"
-        " or name its folder as base_model_name_or_path in adapter_config.json"
-    )
-
-
-def _adapted(path: Path, base: Path, config: Any, causal: bool) -> Any:
-    """The model of ``base`` with the adapter in ``path`` merged into its weights."""
-    with needs_extra("hf"):
-        from peft import PeftModel
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-    weights = path / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise InputError(
-            f"{str(path)!r} has no adapter_model.safetensors; save the adapter by model.save_pretrained(...)"
-        )
-    try:
-        # "base_model.model.classifier.weight" and "base_model.model.score.modules_to_save.weight" alike.
-        weights_by_name = {
-            name.removeprefix("base_model.model.").replace("modules_to_save.", ""): value
-            for name, value in load_file(weights).items()
-        }
-    except SafetensorError as error:
-        raise InputError(f"cannot open {str(weights)!r}: {error}") from None
-    heads = [weights_by_name[name] for name in _HEADS if name in weights_by_name]
-    if not causal and heads and len(heads[0]) != config.num_labels:
-        # The base may be no classifier at all; the names of its classes are then numbers.
-        config.num_labels = len(heads[0])
-    kind = _auto_class(causal)
-    model, report = _opened(kind, base, config=config, output_loading_info=True)
-    _check_missing(
-        base, type(model).__name__, [name for name in report["missing_keys"] if name not in weights_by_name]
-    )
-    try:
-        merged = PeftModel.from_pretrained(model, str(path), local_files_only=True)
-    except Exception as error:  # peft raises several kinds for an adapter of another model
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"the adapter in {str(path)!r} does not fit {str(base)!r}: {reason}") from None
-    if not hasattr(merged.base_model, "merge_and_unload"):
-        raise InputError(
-            f"the adapter in {str(path)!r} ({type(merged.active_peft_config).__name__}) adds positions of its"
-            " own; only adapters that can be merged into the weights, such as LoRA, are measured"
-        )
-    return merged.merge_and_unload()
-
-
-# The last weight of a classifier, one row per class.
-_HEADS = ("classifier.weight", "classifier.out_proj.weight", "score.weight", "classifier.dense2.weight")
-
-
-# --- Tokenizers ---
-
-# Files of saved tokenizers. Without any, transformers makes up a tokenizer that knows special tokens only.
-_TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
-
-
-def _has_tokenizer(path: Path) -> bool:
-    return any(file for pattern in _TOKENIZER_FILES for file in path.glob(pattern))
-
-
-def _tokenizer(path: Path) -> Any:
-    import transformers
-
-    if not _has_tokenizer(path):
-        raise InputError(
-            f"{str(path)!r} has no tokenizer files ({', '.join(_TOKENIZER_FILES)}); save the model's"
-            f" tokenizer there: tokenizer.save_pretrained({str(path)!r})"
-        )
-    return _opened(transformers.AutoTokenizer, path)
-
-
 def longest_input(model: Any, tokenizer: Any) -> int:
     """The longest input in tokens, by the model's positions and its tokenizer."""
     limits = [tokenizer.model_max_length]
@@ -326,8 +231,12 @@ def _opened(kind: Any, path: Path, **options: Any) -> Any:
 
 # --- The self-check: do the passes of a model agree, and is attention all that mixes its tokens? ---
 # Wrong scores rarely come from arithmetic. They come from which position is read, which kernel answers, and
-# which layers are seen. Every measurement therefore begins with a few passes over its shortest and its
-# longest text. What cannot be right is an error; what a reader has to know becomes a note in the header.
+# which layers are seen. Every measurement therefore begins with a few passes over some of its texts. What
+# cannot be right is an error; what a reader has to know becomes a note in the header.
+
+# How many texts are compared in one batch and by themselves, unless they have more tokens than this. The
+# shortest and the longest always are.
+_CHECKED, _CHECKED_TOKENS = 8, 2048
 
 # The largest difference of probabilities that rounding explains: in single, and in half precision.
 _ROUNDING, _HALF_ROUNDING = 1e-4, 0.1
@@ -336,13 +245,13 @@ _SHOWN = 3
 
 
 def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[str], bool]:
-    """Compare the passes of ``model`` on its shortest and longest text.
+    """Compare the passes of ``model`` on a few texts, the shortest and the longest among them.
 
     Models without a method ``check``, which implement the protocol themselves, are taken as they are.
 
     Returns:
         Notes for the reader, and whether texts can share a batch. They cannot if padding changes the answer,
-        as with ConvBERT, whose convolutions reach into it.
+        as with ConvBERT, whose convolutions reach into it, or if the texts of a batch change each other's.
 
     Raises:
         InputError: Two predictions of the same texts differ, or the model run by itself predicts something
@@ -352,6 +261,9 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
         return [], True
     by_length = sorted(instances, key=lambda instance: len(instance.tokens))
     batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]])
+    several = collate(
+        by_length[:: max(1, len(instances) // (2 * _CHECKED))][:_CHECKED]
+    )  # of the shorter half
     module = getattr(model, "model", None)
     half = isinstance(module, nn.Module) and any(weight.dtype in HALF for weight in module.parameters())
     rounding = _HALF_ROUNDING if half else _ROUNDING
@@ -361,16 +273,20 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
             f"the same texts predicted twice differ by {change:.2g} in probability; switch off what is random"
             " in the model (dropout, sampling)"
         )
-    reading, notes, batched = model.read(batch, read_only=True), model.check(batch), True
-    if hasattr(model, "plain"):
-        plain = model.plain(batch)
-        batched = _largest(predicted, plain) <= rounding
-        if not batched:
-            notes.append("padding changes what the model predicts: every text is run by itself")
-            shortest, plain = batch.rows(slice(0, 1)), plain[:1]
-            predicted, reading = model.predict(shortest), model.read(shortest, read_only=True)
-        if (change := _largest(predicted, plain)) > rounding:
-            raise InputError(f"the model by itself predicts other probabilities, by up to {change:.2g}")
+    reading, notes = model.read(batch, read_only=True), model.check(batch)
+    plain, batched = _by_itself(model, batch), True
+    if several.tokens.size <= _CHECKED_TOKENS:
+        batched = _largest(model.predict(several), _by_itself(model, several)) <= rounding
+    if not batched or _largest(predicted, plain) > rounding:
+        batched = False
+        notes.append(
+            "padding, or what else is in a batch, changes what the model predicts: every text is run by"
+            " itself"
+        )
+        shortest, plain = batch.singles[0], plain[:1]
+        predicted, reading = model.predict(shortest), model.read(shortest, read_only=True)
+    if (change := _largest(predicted, plain)) > rounding:
+        raise InputError(f"the model by itself predicts other probabilities, by up to {change:.2g}")
     if (change := _largest(predicted, reading.answer.outcomes)) > rounding:
         if hasattr(model, "answers_plainly"):
             model.answers_plainly = True
@@ -381,6 +297,13 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
     if isinstance(module, nn.Module) and not hasattr(module, "_orig_mod"):  # hooks do not run if compiled
         notes += _mixing_note(module, reading.names, lambda: model.predict(batch))
     return notes, batched
+
+
+def _by_itself(model: Measurable, batch: Batch) -> NDArray[np.float64]:
+    """What the model predicts for one text at a time."""
+    if hasattr(model, "plain"):
+        return np.asarray(model.plain(batch))
+    return np.concatenate([model.predict(text) for text in batch.singles])
 
 
 def _largest(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
@@ -396,46 +319,30 @@ def _mixing_note(model: nn.Module, attention: Sequence[str], run: Callable[[], A
     by running every module that contains no attention once more with another first token: if its output at
     other tokens changes, it mixes them.
     """
-    mixing = _mixing_modules(model, attention, run)
+    parts = [name.split(".") for name in attention]
+    above = {""} | {".".join(names[:depth]) for names in parts for depth in range(1, len(names))}
+    mixing: list[str] = []
+
+    def again(name: str, module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
+        if name not in mixing and _mixes(module, arguments, keywords):
+            mixing.append(name)
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            if name not in above and name not in attention and name.rpartition(".")[0] in above:
+                hooks.enter_context(module.register_forward_hook(partial(again, name), with_kwargs=True))
+        run()
     if not mixing:
         return []
     kinds = ", ".join(sorted({type(model.get_submodule(name)).__name__ for name in mixing}))
-    names = ", ".join(mixing[:_SHOWN]) + (", ..." if len(mixing) > _SHOWN else "")
+    shown = ", ".join(mixing[:_SHOWN]) + (", ..." if len(mixing) > _SHOWN else "")
     return [
-        f"tokens also reach each other without attention, through {kinds} ({names}); attention, which"
+        f"tokens also reach each other without attention, through {kinds} ({shown}); attention, which"
         f" {len(set(attention))} modules form, shows only a part of what the model reads"
     ]
 
 
-def _mixing_modules(model: nn.Module, attention: Sequence[str], run: Callable[[], Any]) -> list[str]:
-    above = {""}
-    for name in attention:
-        parts = name.split(".")
-        above |= {".".join(parts[:depth]) for depth in range(1, len(parts))}
-    outside = {
-        name: module
-        for name, module in model.named_modules()
-        if name not in above and name not in attention and name.rpartition(".")[0] in above
-    }
-    mixing: list[str] = []
-
-    def again(name: str) -> Callable[..., None]:
-        def hook(
-            module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
-        ) -> None:
-            if name not in mixing and _mixes(module, arguments, keywords, output):
-                mixing.append(name)
-
-        return hook
-
-    with ExitStack() as hooks, torch.no_grad():
-        for name, module in outside.items():
-            hooks.enter_context(module.register_forward_hook(again(name), with_kwargs=True))
-        run()
-    return mixing
-
-
-def _mixes(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
+def _mixes(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether the output of ``module`` ``(batch, token, width)`` depends on another token than its own."""
     values = [*arguments, *keywords.values()]
     states = next(

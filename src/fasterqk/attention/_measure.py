@@ -35,9 +35,10 @@ from fasterqk.attention.faithfulness import (
     join,
     perturb,
 )
-from fasterqk.attention.instances import Example, Instance, collate, unpad_rows
+from fasterqk.attention.instances import Example, Instance, collate
 from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
 from fasterqk.attention.models import WEIGHTS_IN_MEMORY, Measurable, evaluating
+from fasterqk.attention.scores import ScoreName
 from fasterqk.attention.statistics import MOST_DRAWS
 from fasterqk.errors import InputError
 
@@ -107,6 +108,12 @@ class Passes:
     by_layer: bool = False
     progress: Callable[[float, float], None] | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size!r}; give a whole number from 1 on")
+        for name in self.only or ():
+            ScoreName.parse(name)  # raises for an unknown name
+
 
 def measure(
     model: Measurable | Loaded | nn.Module | str | PathLike[str],
@@ -167,6 +174,10 @@ def measure(
     >>> summary.n, 0 < summary["mrta"] < 1
     (2, True)
     """
+    for option, kind in ((nulls, Nulls), (passes, Passes)):
+        if not isinstance(option, kind):
+            name = kind.__name__
+            raise InputError(f"{name.lower()} is {option!r}; give fasterqk.attention.{name}(...)")
     opened_model, instances, tokenizer = opened(model, examples, tokenizer)
     listed = [removal] if isinstance(removal, str | Removal) else removal
     removals = [Removal.of(how, tokenizer) for how in listed]
@@ -235,7 +246,8 @@ def _measured(
         values = [rows.importance(model, x, chosen, removals[0], gaps) for x in requested.values()]
         values += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
         for number, importance in enumerate(values):
-            by_instance[number] += unpad_rows(rows.mean(importance), batch.real)
+            pairs = zip(rows.mean(importance), batch.real, strict=True)
+            by_instance[number] += [of_tokens[real] for of_tokens, real in pairs]
             for removal, results in zip(removals, faithful, strict=True):
                 if rows.reading.read.dim() == 1:
                     waiting.add(results[number], rows, importance, removal)
@@ -337,7 +349,8 @@ class _Waiting:
     def __init__(self, model: Measurable, passes: Passes, longest: int) -> None:
         self.model = model
         self.tokens, self.single = passes.batch_size * longest, passes.batch_size == 1
-        self._empty()
+        self.variants = Variants()
+        self.rankings: list[tuple[Any, ...]] = []
 
     def __len__(self) -> int:
         return len(self.variants)
@@ -362,8 +375,4 @@ class _Waiting:
                 [outcomes[rows] for rows in rows_by_percent] for rows_by_percent in variant_rows
             )
             results.append(faithfulness_of(batch, removal, whole, alone, without, skipped))
-        self._empty()
-
-    def _empty(self) -> None:
-        self.variants = Variants()
-        self.rankings: list[tuple[Any, ...]] = []
+        self.variants, self.rankings = Variants(), []

@@ -23,7 +23,7 @@ from fasterqk.attention.aggregation import (
     visible_pairs,
 )
 from fasterqk.attention.faithfulness import Faithfulness, Removal, faithfulness, join
-from fasterqk.attention.instances import Batch, pad_rows
+from fasterqk.attention.instances import Batch, padded
 from fasterqk.attention.measurement import Rowwise
 from fasterqk.attention.models import Integrated, Measurable, Reading, as_array
 from fasterqk.attention.scores import SCORES, Rows, among, entropy
@@ -223,12 +223,10 @@ class ReadRows:
         if importance.method == "leave_one_out":
             whole = self.reading.answer.outcomes
             return leave_one_out(model, self.batch, removal, whole, self.batch.follow(whole), self.sees)
-        method = getattr(model, str(importance.method), None)
-        if method is None:
-            raise InputError(
-                f"{type(model).__name__} has no method {importance.method!r}: {METHODS[importance.name]}"
-            )
-        result = method(self.batch)
+        name = str(importance.method)
+        if not hasattr(model, name):
+            raise InputError(f"{type(model).__name__} has no method {name!r}: {METHODS[name]}")
+        result = getattr(model, name)(self.batch)
         if isinstance(result, Integrated):
             gaps.append(result.gap)
         return np.asarray(result[0] if isinstance(result, Integrated) else result)
@@ -283,7 +281,7 @@ class ReadRows:
         rows = [
             row for ranking, count in pairs for row in np.broadcast_to(ranking, (count, ranking.shape[-1]))
         ]
-        return pad_rows(rows, self.batch.real[self.instance])
+        return padded(rows, float)[1]
 
 
 def _first(real: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -30,23 +30,17 @@ class Pattern:
     causal: bool
 
     def pairs(self, real: Tensor) -> Tensor:
-        """A mask of visible keys, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``."""
-        return allowed_pairs(real, self.causal)
+        """A mask of visible keys, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``.
+
+        Padding neither attends nor is attended to.
+        """
+        pairs = real.bool().unsqueeze(1) & real.bool().unsqueeze(2)
+        return pairs.tril() if self.causal else pairs
 
     def row(self, real: Tensor, read: Tensor) -> Tensor:
         """A mask of keys visible at ``read``, ``(batch,)`` or ``(batch, row)``: ``(batch, row, key)``."""
         ahead = _ahead_of(real, read)
         return real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
-
-
-def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
-    """Which keys each query may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``.
-
-    Padding neither attends nor is attended to.
-    """
-    real = real.bool()
-    pairs = real.unsqueeze(1) & real.unsqueeze(2)
-    return pairs.tril() if causal else pairs
 
 
 def find_patterns(
@@ -66,16 +60,12 @@ def visible_pairs(
 
     They are those of the pattern, or of the mask where there is no pattern. ``real`` is ``(batch, key)``.
     """
+    both = Pattern(causal=False).pairs(real)
     sources = [pattern or mask for mask, pattern in zip(masks, patterns, strict=True)]
-    both = allowed_pairs(real, causal=False)
-    pairs = {
-        id(source): source.pairs(real)
-        if isinstance(source, Pattern)
-        else both
-        if source is None
-        else source & both
-        for source in sources
-    }
+    pairs = {id(None): both}
+    for source in sources:
+        if source is not None:
+            pairs[id(source)] = source.pairs(real) if isinstance(source, Pattern) else source & both
     return [pairs[id(source)] for source in sources]
 
 

@@ -59,10 +59,7 @@ def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[
     ]
     if rated:
         alone = (_rationales(measurement, number, soft=True) for number in rated)
-        written += [
-            _write_lines(rationales, alone),
-            _write_lines(rated_test, annotations[: len(rated)]),
-        ]
+        written += [_write_lines(rationales, alone), _write_lines(rated_test, annotations[: len(rated)])]
     return written
 
 

@@ -51,6 +51,9 @@ class Removal:
         for name, value, known in (("removal", self.how, How), ("rounding", self.rounding, Rounding)):
             if value not in get_args(known):
                 raise InputError(f"unknown {name} {value!r}; choose from {', '.join(get_args(known))}")
+        for k in self.percents:
+            if type(k) is not int or not 1 <= k <= 100 or self.percents.count(k) > 1:
+                raise InputError(f"k is {k!r}; give whole percentages from 1 to 100, each once")
         if self.how == "mask" and self.mask_token is None:
             raise InputError("removal by mask token needs one; give mask_token, or remove by deletion")
         if self.how != "mask" and self.mask_token is not None:
@@ -95,8 +98,6 @@ def top_percent(
 
     With ``rounding="down"`` that may be no token at all.
     """
-    if type(percent) is not int or not 1 <= percent <= 100:
-        raise InputError(f"k is {percent!r}; give a whole percentage from 1 to 100")
     total = rankable.sum(1)
     return most_important(
         importance, rankable, percent * total // 100 if rounding == "down" else -(-percent * total // 100)
@@ -161,23 +162,11 @@ def faithfulness(
     removal: Removal = Removal(),  # noqa: B008 - frozen
     whole: NDArray[np.float64] | None = None,
 ) -> Faithfulness:
-    """Sufficiency and comprehensiveness of a ranking of the tokens of one batch.
+    """Sufficiency and comprehensiveness of a ranking by ``importance`` ``(batch, token)`` of one batch.
 
-    Special tokens are always kept. An input that removal would leave empty keeps its least important token.
-    :func:`fasterqk.attention.measure` predicts the variants of all batches together.
-
-    Arguments:
-        predict: Returns the probabilities ``(batch, outcome)`` of a batch; it is called once per variant.
-        batch: The texts.
-        importance: One number per token, ``(batch, token)``.
-        removal: How tokens are removed, and how many.
-        whole: The probabilities of the unchanged batch, if they are known.
-
-    Returns:
-        The :class:`Faithfulness` of every instance of the batch.
-
-    Raises:
-        InputError: An importance or a probability is not finite, or a shape does not fit the batch.
+    ``predict`` is called once per variant; ``whole`` are the probabilities of the unchanged batch, if they
+    are known. Special tokens are always kept. An input that removal would leave empty keeps its least
+    important token. :func:`fasterqk.attention.measure` predicts the variants of all batches together.
     """
     perturbed = perturb(batch, importance, removal)
     whole = checked_outcomes(predict(batch) if whole is None else whole, batch)
@@ -199,10 +188,7 @@ class Perturbed(NamedTuple):
 
 
 def perturb(
-    batch: Batch,
-    importance: NDArray[np.float64],
-    removal: Removal,
-    sees: NDArray[np.bool_] | None = None,
+    batch: Batch, importance: NDArray[np.float64], removal: Removal, sees: NDArray[np.bool_] | None = None
 ) -> Perturbed:
     """The variants to predict for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``.
 
@@ -455,21 +441,21 @@ class Variants:
 
     def _batch(self, numbers: list[int]) -> Batch:
         rows = [self._rows[number] for number in numbers]
-        real, tokens = padded([row["tokens"] for row in rows])
-        target_real, target = padded([row["target"] for row in rows])
+        real, tokens = padded([row["tokens"] for row in rows], np.int64)
+        target_real, target = padded([row["target"] for row in rows], np.int64)
         # Not every text of a measurement is a pair.
         typed = any("types" in row for row in rows)
-        types = [row.get("types", np.zeros(len(row["tokens"]), dtype=np.int64)) for row in rows]
+        types = [row.get("types", np.zeros_like(row["tokens"])) for row in rows]
         return Batch(
-            tokens=tokens.astype(np.int64),
+            tokens=tokens,
             real=real,
             rankable=np.zeros_like(real),
             relevance=np.zeros(real.shape),
-            hidden=padded([row["hidden"] for row in rows])[1].astype(bool),
+            hidden=padded([row["hidden"] for row in rows], bool)[1],
             label=np.array([row["label"] for row in rows], dtype=np.int64),
-            target=target.astype(np.int64),
+            target=target,
             target_real=target_real,
-            types=padded(types)[1].astype(np.int64) if typed else None,
+            types=padded(types, np.int64)[1] if typed else None,
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fasterqk.errors import InputError
-from fasterqk.files import read_json_lines
+from fasterqk.files import plain, read_json_lines
 
 # Scripts without blanks between words, by the names of their characters in Unicode.
 _WITHOUT_BLANKS = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "FULLWIDTH", "THAI", "LAO", "KHMER")
@@ -23,7 +23,7 @@ RATIONALE_FROM = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """One input of a model; every array has one entry per token.
+    """One input of a model; every array (or list) has one entry per token.
 
     Arguments:
         tokens: Token ids.
@@ -44,7 +44,7 @@ class Instance:
         followed: The class whose probability is followed when tokens are removed; None for the predicted one.
 
     Raises:
-        InputError: There are no tokens, or the arrays differ in length.
+        InputError: There are no tokens, the arrays differ in length, or a value is impossible.
     """
 
     tokens: NDArray[np.int64]
@@ -66,12 +66,24 @@ class Instance:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise InputError(f"instance {self.id!r} has no tokens")
-        for name in ("rankable", "relevance"):
-            count = len(getattr(self, name))
-            if count != len(self.tokens):
+        for name, kind in (("tokens", np.int64), ("rankable", bool), ("relevance", float)):
+            values = np.asarray(getattr(self, name))
+            if len(values) != len(self.tokens) or values.ndim != 1:
+                entries = f"{len(values)} entries" if values.ndim == 1 else f"shape {values.shape}"
                 raise InputError(
-                    f"{name} of instance {self.id!r} has {count} entries for {len(self.tokens)} tokens"
+                    f"{name} of instance {self.id!r} has {entries} for {len(self.tokens)} tokens"
                 )
+            object.__setattr__(self, name, values.astype(kind, copy=False))
+        if not ((self.relevance >= 0) & (self.relevance <= 1)).all():
+            raise InputError(f"the relevance of instance {self.id!r} is not in 0..1")
+        if self.pieces and len(self.pieces) != len(self.tokens):
+            raise InputError(
+                f"instance {self.id!r} has {len(self.pieces)} pieces for {len(self.tokens)} tokens"
+            )
+        if not isinstance(self.label, int | np.integer | None):
+            raise InputError(
+                f"the label of instance {self.id!r} is {self.label!r}; give the number of a class"
+            )
 
     @property
     def relevant(self) -> bool:
@@ -134,10 +146,14 @@ class Batch:
         likeliest = outcomes.argmax(1)
         return likeliest if self.followed is None else np.where(self.followed < 0, likeliest, self.followed)
 
-    def rows(self, chosen: slice) -> "Batch":
-        """The ``chosen`` instances, without padding that none of them needs."""
-        arrays = {name: value[chosen] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return Batch(**arrays).keep(self.real[chosen])
+    @property
+    def singles(self) -> list["Batch"]:
+        """One batch per instance, without padding."""
+        arrays = {name: value for name, value in vars(self).items() if value is not None}
+        rows = (slice(number, number + 1) for number in range(len(self)))
+        return [
+            Batch(**{name: value[row] for name, value in arrays.items()}).keep(self.real[row]) for row in rows
+        ]
 
     def keep(self, kept: NDArray[np.bool_]) -> "Batch":
         """The batch with the ``kept`` tokens only, in order, gaps closed and padding trimmed."""
@@ -153,47 +169,29 @@ class Batch:
 
 def collate(instances: Sequence[Instance]) -> Batch:
     """Pad ``instances`` to one length; padding has token id 0, which the mask hides from the model."""
-    real, tokens = padded([x.tokens for x in instances])
-    targets = [np.zeros(0, dtype=np.int64) if x.target is None else x.target for x in instances]
-    target_real, target = padded(targets)
+    real, tokens = padded([x.tokens for x in instances], np.int64)
+    nothing = np.zeros(0, dtype=np.int64)
+    target_real, target = padded([nothing if x.target is None else x.target for x in instances], np.int64)
+    types = [np.zeros_like(x.tokens) if x.types is None else x.types for x in instances]
     return Batch(
-        tokens=tokens.astype(np.int64),
+        tokens=tokens,
         real=real,
-        rankable=padded([x.rankable for x in instances])[1].astype(bool),
-        relevance=padded([x.relevance for x in instances])[1].astype(float),
+        rankable=padded([x.rankable for x in instances], bool)[1],
+        relevance=padded([x.relevance for x in instances], float)[1],
         hidden=np.zeros_like(real),
         label=np.array([-1 if x.label is None else x.label for x in instances], dtype=np.int64),
-        target=target.astype(np.int64),
+        target=target,
         target_real=target_real,
-        types=_types(instances),
+        types=None if all(x.types is None for x in instances) else padded(types, np.int64)[1],
         followed=np.array([-1 if x.followed is None else x.followed for x in instances], dtype=np.int64),
     )
 
 
-def _types(instances: Sequence[Instance]) -> NDArray[np.int64] | None:
-    if all(x.types is None for x in instances):
-        return None
-    types = [np.zeros(len(x.tokens), dtype=np.int64) if x.types is None else x.types for x in instances]
-    return padded(types)[1].astype(np.int64)
-
-
-def pad_rows(rows: Sequence[NDArray[np.float64]], real: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Lay out one value per token of each row where ``real`` ``(row, token)`` is true, zeros elsewhere."""
-    laid_out = np.zeros(real.shape)
-    laid_out[real] = np.concatenate(rows)
-    return laid_out
-
-
-def unpad_rows(rows: NDArray[np.float64], real: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
-    """The inverse of :func:`pad_rows`."""
-    return [row[mask] for row, mask in zip(rows, real, strict=True)]
-
-
-def padded(rows: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
+def padded(rows: Sequence[NDArray[Any]], kind: type) -> tuple[NDArray[np.bool_], NDArray[Any]]:
     """Pad rows of different lengths with zeros at their ends; returns the mask of real entries and values."""
     lengths = np.array([len(row) for row in rows])
     real = np.arange(int(lengths.max())) < lengths[:, None]
-    values = np.zeros(real.shape, dtype=rows[0].dtype)
+    values: NDArray[Any] = np.zeros(real.shape, dtype=kind)
     values[real] = np.concatenate(rows)
     return real, values
 
@@ -264,8 +262,18 @@ def read_rows(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
     'the cat sat'
     """
     return _unique(
-        example for number, row in enumerate(rows, 1) for example in _read_line(row, f"row {number}", number)
+        example
+        for number, row in enumerate(rows, 1)
+        for example in _read_line(_plain_row(row, number), f"row {number}", number)
     )
+
+
+def _plain_row(row: Mapping[str, Any], number: int) -> Any:
+    """A row as a line of JSON has it: lists and plain numbers instead of tuples and arrays."""
+    try:
+        return plain(row)
+    except TypeError as error:
+        raise InputError(f"row {number}: {error}") from None
 
 
 def _unique(examples: Iterable[Example]) -> list[Example]:
@@ -403,28 +411,13 @@ def _character_spans(value: Any, text: str, where: str) -> tuple[tuple[int, int,
 
 
 def encode_for_classifier(
-    examples: Sequence[Example],
-    tokenizer: Any,
-    classes: Sequence[str],
-    limit: int,
-    multi_label: bool = False,
+    examples: Sequence[Example], tokenizer: Any, classes: Sequence[str], limit: int, multi_label: bool = False
 ) -> list[Instance]:
-    """Encode examples as instances with labels.
+    """Encode examples with labels as instances, by a fast tokenizer of Hugging Face transformers.
 
-    Arguments:
-        examples: The examples; each has a label.
-        tokenizer: A fast tokenizer of Hugging Face transformers.
-        classes: The names of the model's classes.
-        limit: Texts longer than this many tokens are cut on the tokenizer's ``truncation_side``; of a pair
-            the longer text is cut first.
-        multi_label: Whether a text may have several classes; the instances then follow the probability of
-            their label.
-
-    Returns:
-        One instance per example.
-
-    Raises:
-        InputError: A label is not a class of the model, or the tokenizer does not report offsets.
+    Texts longer than ``limit`` tokens are cut on the tokenizer's ``truncation_side``; of a pair the longer
+    text is cut first. If a text may have several labels (``multi_label``), an instance follows the
+    probability of its own.
     """
     labels = [_label(example, classes) for example in examples]
     instances: dict[int, Instance] = {}
@@ -478,23 +471,13 @@ def _classified(example: Example, tokenizer: Any, encoded: Any, row: int) -> Ins
 
 
 def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -> list[Instance]:
-    """Encode examples as instances with targets.
+    """Encode examples with targets as instances, by a fast tokenizer of Hugging Face transformers.
 
     Prompt and target are tokenized as one text, joined by the example's separator, and split where the
     target starts. Without a separator it is a blank, unless either brings its own white space or is written
     in a script without blanks. A token that spans the border belongs to the target. Special tokens after the
     target are left out, and a first token that the text has already, from a chat template, is not added.
-
-    Arguments:
-        examples: The examples; each has a target.
-        tokenizer: A fast tokenizer of Hugging Face transformers.
-        limit: The longest input of the model, in tokens.
-
-    Returns:
-        One instance per example.
-
-    Raises:
-        InputError: An example has no target or is longer than ``limit``.
+    ``limit`` is the longest input of the model, in tokens.
     """
     for example in examples:
         if example.target is None:

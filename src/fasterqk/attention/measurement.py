@@ -26,16 +26,12 @@ TAU = "tau_leave_one_out"
 _PLAUSIBILITY = ("auprc", "token_f1", "token_iou")
 _SPANS = ("span_precision", "span_recall")
 KINDS = ("sufficiency", "comprehensiveness")
-# The scores whose spread over instances is shown.
-_SPREAD = ("mrta", "aopc_comprehensiveness", "aopc_sufficiency", "auprc", "tau_leave_one_out", "entropy")
-_QUANTILES = {"5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95}
 # The tables, as the terminal and the page call them.
 _TITLES = {
     "scores": "every score beside its null",
     "importances": "every importance of the tokens (random: a random ranking)",
     "removals": "by how tokens are removed (wins: the share of random rankings that it beats, text by text)",
     "groups": "right and wrong answers, and classes",
-    "spread": "how the scores spread over the instances",
     "heads": "attention on relevant tokens of every head, or its entropy where none is relevant",
     "dtap": "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
 }
@@ -192,7 +188,7 @@ class Measurement(Rowwise):
         thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
 
         def mass_scores(rows: Rowwise) -> dict[str, Any]:
-            if not self.relevant.any():
+            if not self.relevant.any() or "mass" not in rows.columns:
                 undefined = dict.fromkeys(("mrta", "ac", "acmc"))
                 return {**undefined, "dtap": None, "dtap_edges": None, "null": undefined}
             probability = self.columns["probability"][self.relevant]
@@ -266,9 +262,7 @@ class Measurement(Rowwise):
 
     # --- Instance by instance ---
 
-    def instance_scores(
-        self, name: str | None = None, mass_threshold: float = 0.5, probability_threshold: float = 0.5
-    ) -> dict[str, Numbers]:
+    def instance_scores(self, name: str | None = None) -> dict[str, Numbers]:
         """Every score of every instance ``(instance,)`` by flat name, nan where it is not defined.
 
         A score of the summary is the mean over the instances that define it. ``name`` selects a ranking, by
@@ -277,8 +271,8 @@ class Measurement(Rowwise):
         """
         by_name = {"accuracy": self.columns["correct"]}
         if "mass" in self.columns:
-            reached = self.columns["mass"] >= mass_threshold
-            confident = reached & (self.columns["probability"] >= probability_threshold)
+            reached = self.columns["mass"] >= 0.5
+            confident = reached & (self.columns["probability"] >= 0.5)
             by_name["ac"], by_name["acmc"] = (
                 np.where(self.relevant, 100.0 * x, np.nan) for x in (reached, confident)
             )
@@ -350,7 +344,6 @@ class Measurement(Rowwise):
             "importances": self.rankings_table() if len(self.rankings) > 1 else [],
             "removals": self.removals_table(bounds),
             "groups": self.groups_table(),
-            "spread": self.spread_table(),
             "heads": self.heads_table(),
             "dtap": self.dtap_table(),
         }
@@ -425,16 +418,6 @@ class Measurement(Rowwise):
             {"layer": layer, **dict(zip(names, map(_defined, row), strict=True))}
             for layer, row in enumerate(cells.mean(0))
         ]
-
-    def spread_table(self) -> list[dict[str, Any]]:
-        """How some scores spread over the instances: their quantiles."""
-        rows = []
-        for name, values in self.instance_scores().items():
-            defined = values[~np.isnan(values)]
-            if name in _SPREAD and defined.size:
-                ends = {title: float(np.quantile(defined, share)) for title, share in _QUANTILES.items()}
-                rows.append({**ScoreName.parse(name).row, "n": defined.size, **ends})
-        return rows
 
     def dtap_table(self) -> list[dict[str, Any]]:
         """The DTAP table with the highest probability on top; empty if no token is relevant.

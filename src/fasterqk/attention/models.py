@@ -215,6 +215,10 @@ class TorchClassifier:
 
     def _probabilities(self, logits: Tensor) -> NDArray[np.float64]:
         logits = logits.detach().cpu().double()
+        if logits.dim() != 2:
+            raise InputError(
+                f"the logits have shape {tuple(logits.shape)}; logits=... must give (batch, class)"
+            )
         if logits.shape[-1] != len(self.classes):
             raise InputError(
                 f"{len(self.classes)} class names for {logits.shape[-1]} logits: classes={self.classes!r}"
@@ -340,9 +344,7 @@ def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool 
     return Answer(probability, right, outcomes)
 
 
-def integrated(
-    gradient: Callable[[float], tuple[NDArray[np.float64], NDArray[np.float64]]],
-) -> Integrated:
+def integrated(gradient: Callable[[float], tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Integrated:
     """The mean over shares 0..1 of the first part of ``gradient(share)``, by Gauss-Legendre quadrature.
 
     The second part, the score ``(batch,)`` at that share, says what the importances should sum to.
@@ -420,4 +422,10 @@ def as_array(values: Tensor) -> NDArray[np.float64]:
 
 
 def _as_they_are(outputs: Any) -> Tensor:
-    return outputs if isinstance(outputs, Tensor) else outputs.logits
+    logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    if logits is None:
+        raise InputError(
+            f"the model returns a {type(outputs).__name__}; say where its logits are, such as"
+            " TorchClassifier(..., logits=lambda outputs: outputs[0])"
+        )
+    return logits

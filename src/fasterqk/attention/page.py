@@ -1,8 +1,8 @@
 """A measurement as HTML, for notebooks and for the page of ``fasterqk measure``, and the files beside it.
 
-It shows scores beside their nulls, their spread over the instances, and single instances with tokens shaded
-by every importance, side by side. Everything from the data is escaped. The surrounding page may set the
-colours (``--shade``, ``--against``), so that they fit light and dark themes.
+It shows scores beside their nulls, and single instances with tokens shaded by every importance, side by side.
+Everything from the data is escaped. The surrounding page may set the colours (``--shade``, ``--against``), so
+that they fit light and dark themes.
 """
 
 import json
@@ -36,13 +36,14 @@ _NULLS = {
     "sharp null": "the same score if all attention is on one random token",
     "permuted null": "the same score if the model's own weights are dealt out anew to the tokens",
     "wins": "the share of random rankings that the ranking beats, text by text; ties count half",
-    "95% from, to": "bootstrap interval over the instances; each holds for its own score",
+    "95% from, to": "bootstrap interval over the instances; each holds for its own score, without correction"
+    " for the number of scores",
     "n": "the instances that define the score",
 }
 _INTRODUCTION = (
     "Does the model look at the tokens that matter, is that why it predicts what it predicts, and would "
     "people have pointed at the same tokens? Every score stands beside its null, what a blind ranking or "
-    "uniform attention gets."
+    "uniform attention gets. Intervals are of single scores, not corrected for their number."
 )
 
 
@@ -54,10 +55,6 @@ class Measured:
     model: str
     data: str
     intervals: Sequence[Mapping[str, Bounds] | None] = ()
-
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """All tables of the measurement, with these intervals."""
-        return self.measurement.tables(self.intervals)
 
 
 def save_measured(
@@ -74,7 +71,8 @@ def save_measured(
             {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
             for row in measured.measurement.instances_table()
         ]
-        for name, rows in (measured.tables() | {"instances": instances}).items():
+        tables = measured.measurement.tables(measured.intervals) | {"instances": instances}
+        for name, rows in tables.items():
             write_csv(out / "tables" / f"measure-{name}{suffix}.csv", rows)
     if difference:
         write_csv(out / "tables" / "measure-difference.csv", difference)
@@ -82,7 +80,7 @@ def save_measured(
 
 
 def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] | None) -> str:
-    """The page as text: every score beside its null, its spread, and single instances with shaded tokens."""
+    """The page as text: every score beside its null, and single instances with shaded tokens."""
     names = list(models)
     parts = [f'<header>\n<p class="kicker">fasterqk measure</p>\n<h1>{escape(" and ".join(names))}</h1>']
     parts.append(f"<p>{_INTRODUCTION}</p>\n</header>")
@@ -104,13 +102,14 @@ def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] 
 
 
 def measurement_html(measurement: "Measurement", intervals: Mapping[str, Bounds] | None = None) -> str:
-    """The whole measurement: scores, their spread, and the instances with most and least agreement."""
+    """The whole measurement: its scores, and the instances with most and least agreement."""
     return _sections(Measured(measurement, "", "", [intervals]), "h4")
 
 
 def _sections(measured: Measured, level: str, origin: str = "") -> str:
     """What there is to show, each part under a heading of this ``level``; all functions escape their data."""
-    measurement, tables = measured.measurement, measured.tables()
+    measurement = measured.measurement
+    tables = measurement.tables(measured.intervals)
     sections = {
         measurement.titles[name]: _table(rows, name in ("heads", "dtap")) for name, rows in tables.items()
     }

@@ -297,13 +297,7 @@ STRONGER_NULLS = {"sharp": "sharp null", "permuted": "permuted null"}
 
 _fit = partial(Score, low=0, high=1, better="higher")
 _percent = partial(
-    Score,
-    low=0,
-    high=100,
-    better="higher",
-    null="uniform",
-    stronger_nulls=tuple(STRONGER_NULLS),
-    digits=1,
+    Score, low=0, high=100, better="higher", null="uniform", stronger_nulls=tuple(STRONGER_NULLS), digits=1
 )
 _sufficiency = partial(Score, low=-1, high=1, better="lower", null="random")
 _comprehensiveness = partial(Score, low=-1, high=1, better="higher", null="random")
@@ -317,12 +311,7 @@ _REGISTERED = (
     _fit("accuracy", "accuracy", "share of right predictions", null="majority", by_split=True),
     _fit("f1", "F1", "words shared with the best of the accepted answers", by_split=True),
     _fit("probability", "probability", "mean probability of the right answer", tables=False),
-    _fit(
-        "answer_probability",
-        "answer probability",
-        "product over its tokens and its end",
-        tables=False,
-    ),
+    _fit("answer_probability", "answer probability", "product over its tokens and its end", tables=False),
     _fit(
         "mrta",
         "MRTA",
@@ -369,9 +358,7 @@ _REGISTERED = (
     _plausibility("auprc", "plausibility, AUPRC", "area under the precision-recall curve of the ranking"),
     _plausibility("token_f1", "plausibility, token F1", "F1 of as many top tokens as the rationale has"),
     _plausibility(
-        "token_iou",
-        "plausibility, token IOU",
-        "intersection over union of these tokens and the rationale",
+        "token_iou", "plausibility, token IOU", "intersection over union of these tokens and the rationale"
     ),
     _plausibility("iou_f1", "plausibility, IOU F1", "F1 of spans that overlap by at least half"),
     Score(

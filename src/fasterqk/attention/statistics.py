@@ -317,11 +317,7 @@ def score_intervals(
 
 
 def paired_scores(
-    first: "Measurement",
-    second: "Measurement",
-    generator: np.random.Generator,
-    *,
-    resamples: int = RESAMPLES,
+    first: "Measurement", second: "Measurement", generator: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> dict[str, Bounds]:
     """The scores of ``second`` minus those of ``first``, with bootstrap intervals.
 

@@ -55,8 +55,8 @@ def configure(parser: Parser) -> None:
         required=True,
         action="append",
         metavar="DIR",
-        help="a saved sequence classifier or causal language model, or a PEFT adapter of one; give it twice"
-        " to compare two models on the same data",
+        help="a saved sequence classifier or causal language model; give it twice to compare two models on"
+        " the same data",
     )
     parser.add_argument("--data", required=True, metavar="FILE.jsonl", help="your data, see below")
     parser.add_option("--out", str, "DIR", "write a page and its tables into this folder")
@@ -151,6 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.attention import Aggregation, paired_scores, read_examples, score_intervals
     from fasterqk.attention.aggregation import default_aggregation
     from fasterqk.attention.measurement import nested
+    from fasterqk.attention.page import Measured, save_measured
 
     options = {name: getattr(arguments, name) for name in ("residual", "among")}
     Aggregation(**options)  # raises before anything is read
@@ -193,7 +194,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
         rows = _difference_rows(measurements, difference)
     if arguments.out:
-        page = _save(arguments, measurements, bounds, rows)
+        models = zip(arguments.model, measurements.items(), strict=True)
+        saved = {name: Measured(x, model, arguments.data, bounds[name]) for model, (name, x) in models}
+        page = save_measured(Path(arguments.out), saved, rows)
     if arguments.json:
         differences = {name: vars(bounds) for name, bounds in (difference or {}).items()}
         both = {"models": documents, "difference": nested(differences)}
@@ -219,10 +222,8 @@ def _in_half_precision(arguments: argparse.Namespace) -> bool:
         return False
     if arguments.precision is not None:
         return arguments.precision in _HALF
-    # As saved; the folder of an adapter does not say how its base model was saved.
-    adapted = any(Path(model, "adapter_config.json").is_file() for model in arguments.model)
     saved = {_saved_precision(Path(model, "config.json")) for model in arguments.model}
-    return adapted or not saved.isdisjoint(_HALF)
+    return not saved.isdisjoint(_HALF)
 
 
 def _saved_precision(config: Path) -> str | None:
@@ -307,10 +308,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.rationale_k is None:
         arguments.rationale_k = _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
     for how in arguments.remove:
-        Removal(how, 0 if how == "mask" else None)  # raises before anything is read
-    percents, _ = arguments.rationale_k
-    if len(set(percents)) < len(percents):
-        raise InputError(f"--k or --rationale-k {','.join(map(str, percents))} names a percentage twice")
+        Removal(how, 0 if how == "mask" else None, *arguments.rationale_k)  # raises before anything is read
     if len(arguments.model) > 1 and not arguments.resamples:
         raise InputError("--resamples 0: two models are compared by resampling; give at least 1")
     if len(arguments.model) > 1 and arguments.eraser_out:
@@ -322,30 +320,14 @@ def _check(arguments: argparse.Namespace) -> None:
         check_out(arguments.out, arguments.data, *arguments.model, *(arguments.scores or ()))
 
 
-def _save(
-    arguments: argparse.Namespace,
-    measurements: dict[str, Any],
-    bounds: dict[str, list[Any]],
-    rows: list[dict[str, Any]],
-) -> Path:
-    from fasterqk.attention.page import Measured, save_measured
-
-    pairs = zip(arguments.model, measurements.items(), strict=True)
-    models = {
-        name: Measured(measurement, model, arguments.data, bounds[name])
-        for model, (name, measurement) in pairs
-    }
-    return save_measured(Path(arguments.out), models, rows)
-
-
 def _print(measurement: Any, tables: dict[str, Any], of: str) -> None:
     note = (
-        "low, high: 95% bootstrap interval of each score alone; null: uniform attention, or a random ranking"
+        "low, high: 95% bootstrap interval of each score alone, not corrected for their number; null: uniform"
+        " attention, or a random ranking"
     )
     if any("sharp" in row for row in tables["scores"]):
         note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
     print_table(tables.pop("scores"), f"{of}{measurement.counts}\n({note})")
     print(*(f"\nnote: {text}" for text in measurement.notes), sep="")
     for name, rows in tables.items():
-        if name != "spread":
-            print_table(rows, f"\n{measurement.titles[name]}")
+        print_table(rows, f"\n{measurement.titles[name]}")
