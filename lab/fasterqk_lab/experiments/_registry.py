@@ -34,6 +34,7 @@ EXPERIMENTS = {
     "table-hatexplain": "HateXplain, one layer: accuracy, attention and faithfulness of both arms",
     "table-layers": "HateXplain with two and with four layers: rollout and every layer by itself",
     "depth-hatexplain": "HateXplain, two and four layers, a stable QK rate: rollout, layers and single heads",
+    "norms-hatexplain": "HateXplain, one layer: norms of the weights of both arms at equal loss",
     "ablation-hatexplain": "which change sharpens attention on HateXplain: one change per arm, at equal loss",
     "rivals-hatexplain": "faster QK beside supervised attention, an entropy penalty, a learned temperature",
     "timing-hatexplain": "the ratio in the first third of training, in the last third, or always",
@@ -73,7 +74,7 @@ _SHARED = {
         "fig4": ("identities",),
         "phase": ("fig2-init", "prediction"),
         "table_generated": ("table-agreement", "table-kvqa", "carried-kvqa"),
-        "table_hatexplain": ("table-layers", "depth-hatexplain"),
+        "table_hatexplain": ("table-layers", "depth-hatexplain", "norms-hatexplain"),
         "table_main": ("table-sva", "table-squad"),
         "tuning": ("tuned",),
     }.items()

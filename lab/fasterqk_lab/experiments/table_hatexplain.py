@@ -138,3 +138,31 @@ DEPTH = of_arms(
     lambda layers=(2, 4), seeds=5: [depth_hatexplain(depth, seeds) for depth in layers],
     examples=("--layers 2 --seeds 1 # a quick look",),
 )
+
+# --- Are its output weights larger? ---
+
+NORMS = {"norm_v": "norm of W_V", "norm_o": "norm of W_O", "norm_u": "norm of W_U"}
+
+
+def norms_hatexplain(seeds: int = 5) -> Comparison:
+    """Both arms of the table of one layer, with the norms of their weights along training.
+
+    >>> norms_hatexplain(2).arms["baseline"].evaluation.readings
+    ('norms',)
+    """
+    table = table_hatexplain(seeds=seeds)
+    base = table.arms[BASELINE].replace(rationale_k=(), readings=("norms",))
+    scores = NORMS | {"norm_q": "norm of W_Q", "norm_k": "norm of W_K", "mrta": "MRTA"}
+    return two_arms(
+        "norms-hatexplain",
+        f"{table.title}: norms of its weights",
+        base,
+        QK_RATIO,
+        table.seeds,
+        decides=tuple(NORMS),
+        scores=scores,
+        claimed=dict.fromkeys(NORMS, "less"),
+    )
+
+
+WEIGHTS = of_arms("norms-hatexplain", norms_hatexplain, examples=("--seeds 1 # a quick look",))
