@@ -1,7 +1,7 @@
 """Make docs/performance.md from the record of `fasterqk-lab bench all`.
 
 fasterqk-lab bench all --out bench     # about six minutes on two quiet cores
-python tools/performance.py bench      # the page, its picture, its place in mkdocs.yml
+python -m tools.performance bench      # the page, its picture, its place in mkdocs.yml
 """
 
 import sys
@@ -13,7 +13,7 @@ from fasterqk.console import cell_text, duration_text
 from fasterqk.errors import InputError
 from fasterqk.files import read_json, write_bytes, write_text
 from fasterqk_lab.benchmarks.growth import RECORD, rows
-from fasterqk_lab.paper import table
+from tools.publish import table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -27,7 +27,7 @@ How fast the code is beside a plain implementation, how far from what the machin
 with size. Two commands make this page; a run that was stopped goes on where it was:
 
     fasterqk-lab bench all --out bench
-    python tools/performance.py bench
+    python -m tools.performance bench
 
 {machine}
 

@@ -67,8 +67,8 @@ def test_the_page_is_silent_and_no_wider_than_the_screen(page, open_page, width,
     assert opened.locator("h2", has_text="most agreement with the rationale").count() == 2
     # Every importance of the same instance stands on the page.
     assert opened.get_by_text("leave_one_out", exact=True).count() > 10
-    # Both models, every table: scores, importances, removals, groups, spread, heads and DTAP.
-    assert opened.locator("table").count() == 1 + 2 * 7
+    # Both models, every table: scores, importances, removals, groups, heads and DTAP.
+    assert opened.locator("table").count() == 1 + 2 * 6
     assert opened.locator("h2", has_text="The same texts under both models").count() == 1
     assert opened.locator("details dt").count() > 20
     assert opened.locator("tr.apart").count() == 1
