@@ -35,7 +35,6 @@ from fasterqk_lab.experiments._registry import Cell, CellRunner, Experiment, Opt
 from fasterqk_lab.figures import effect_record, save_curve, save_document, save_dtaps, save_forest, save_table
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._finetuning import pretrained_folder
 
 BASELINE, FASTER = "baseline", "faster_qk"
 ARM_NAMES = {BASELINE: "baseline", FASTER: "faster QK"}
@@ -485,6 +484,8 @@ def run_arms(comparison: Comparison, runner: CellRunner) -> Outcome:
         # Missing or damaged data, or a missing model, is an error before any worker starts.
         load_task(config.task, form=config.data.form, file=config.data.file)
         if config.model.pretrained:
+            from fasterqk_lab.training._finetuning import pretrained_folder
+
             pretrained_folder(config.model.pretrained)
     name, function = comparison.name, comparison.function
     results = runner.run(comparison.cells(), function, title=name, protocol=comparison.protocol, table=name)

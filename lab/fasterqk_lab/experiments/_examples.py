@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fasterqk.attention import Aggregation
 from fasterqk.attention.aggregation import null_row
+from fasterqk.attention.scores import summarize
 from fasterqk_lab.experiments._registry import Cell
+from fasterqk_lab.experiments.faithfulness import FAITHFUL, MASS, SHOWN, Curve
 from fasterqk_lab.figures import save_examples
-from fasterqk_lab.models._classifier import attention_rows, head_rows
+from fasterqk_lab.models._classifier import Block, Classifier, attention_rows, head_rows
 from fasterqk_lab.models._generator import GPTAnswerGenerator
 from fasterqk_lab.runs import Store
+from fasterqk_lab.synthetic._train import mutual_bits
 from fasterqk_lab.tasks import LabelledInstances, load_task
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._batches import pack_questions
+from fasterqk_lab.training._batches import EVALUATION_BATCH, pack_questions
 from fasterqk_lab.training._classification import Classification
 from fasterqk_lab.training._generation import (
     ROLLOUT,
@@ -210,3 +214,226 @@ def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
         }
         for place, answer in enumerate(written)
     ]
+
+
+# --- Facts of `temperature-hatexplain`: attention made sharper ---
+
+# Powers of attention and factors of its scores that are tried, evenly in their logarithm.
+SHARPENINGS = tuple(float(x) for x in np.geomspace(1, 4096, 13))
+
+
+@torch.no_grad()
+def sharpened_as_read(
+    workload: Classification, powers: Sequence[float] = SHARPENINGS
+) -> list[dict[str, float]]:
+    """Entropy and the scores of attention on relevant tokens with the test rows raised to each power."""
+    split = workload.splits["test"]
+    batches: dict[float, list[tuple[np.ndarray, ...]]] = {power: [] for power in powers}
+    for chosen in split.by_length(EVALUATION_BATCH):
+        tokens, read, labels = split.batch(chosen)
+        logits, rows, _ = attention_rows(workload.model, tokens, read)
+        probability = logits.double().softmax(1).gather(1, labels[:, None])[:, 0]
+        relevance = (split.relevance[chosen] * split.rated[chosen, None])[:, : rows.shape[1]].double()
+        relevance = torch.nn.functional.pad(relevance, (0, rows.shape[1] - relevance.shape[1]))
+        for power in powers:
+            sharper = power_of_rows(rows.double(), power)
+            entropy = -torch.special.xlogy(sharper, sharper).sum(1)
+            mass = (sharper * relevance).sum(1)
+            columns = (entropy, mass, probability, relevance.sum(1) > 0)
+            batches[power].append(tuple(column.numpy() for column in columns))
+    curve = []
+    for power, parts in batches.items():
+        entropies, masses, probabilities, relevant = map(np.concatenate, zip(*parts, strict=True))
+        scores = summarize(masses[relevant], probabilities[relevant])
+        masses_of = {name: scores[name] for name in (MASS, "ac", "acmc")}
+        curve.append({"factor": power, "entropy": float(entropies.mean()), **masses_of})
+    return curve
+
+
+def power_of_rows(rows: Tensor, power: float) -> Tensor:
+    """Rows ``(batch, key)`` raised to a power and renormalised; what is not attended stays at zero.
+
+    >>> power_of_rows(torch.tensor([[0.2, 0.8, 0.0]]), 2.0)
+    tensor([[0.0588, 0.9412, 0.0000]])
+    """
+    # Divided by its largest weight first, so that no row underflows as a whole.
+    raised = (rows / rows.amax(1, keepdim=True)) ** power
+    return raised / raised.sum(1, keepdim=True)
+
+
+@torch.no_grad()
+def sharpened_in_the_model(
+    workload: Classification, factors: Sequence[float] = SHARPENINGS
+) -> list[dict[str, float]]:
+    """Everything that is measured along training, with the attention scores multiplied by each factor."""
+    weights = dict(workload.model.named_parameters())
+    queries = [weight for name, weight in weights.items() if name.endswith((".W_Q", ".b_Q"))]
+    start = [weight.clone() for weight in queries]
+    curve = []
+    for factor in factors:
+        for weight, before in zip(queries, start, strict=True):
+            weight.copy_(before * factor)
+        record = workload.evaluate()
+        random = record["null_aopc_comprehensiveness"]
+        record[FAITHFUL] = record["aopc_comprehensiveness"] - random
+        curve.append({"factor": factor} | {name: record[name] for name in ("loss", "acmc", *SHOWN)})
+    for weight, before in zip(queries, start, strict=True):
+        weight.copy_(before)
+    return curve
+
+
+def sharpened(workload: Classification) -> dict[str, Curve]:
+    """The curves of a trained cell: its attention sharpened as ``read``, and in the ``model``."""
+    workload.config = workload.config.replace(random_along=True)
+    return {"read": sharpened_as_read(workload), "model": sharpened_in_the_model(workload)}
+
+
+# --- Facts of `covert-hatexplain`: what unmarked words carry ---
+
+# Posts that are asked, and queries of each predicted class that are put to them.
+ASKED, QUERIES = 200, 60
+SHUFFLES = 5
+DRAWS = 5  # random words per post
+
+
+@torch.no_grad()
+def measure_covert(workload: Classification) -> dict[str, float]:
+    """All `SCORES` of a trained model on the test posts that have marked and unmarked words."""
+    generator = torch.Generator().manual_seed(workload.config.seed)
+    model, split = workload.model, workload.splits["test"]
+    words = torch.arange(split.tokens.shape[1]) < split.lengths[:, None]
+    marked = (split.relevance > 0) & words
+    unmarked = ~marked & words
+    rated = (split.rated.bool() & marked.any(1) & unmarked.any(1)).nonzero()[:, 0]
+    tokens, read, labels = split.batch(rated)
+    marked, unmarked = (mask[rated][:, : tokens.shape[1]] for mask in (marked, unmarked))
+    logits = model(tokens, read)
+    answer = logits.argmax(1)
+    right = answer == labels
+    last_layer = head_rows(model, tokens, read)[-1].mean(1)
+    return {
+        "posts": float(len(rated)),
+        "mass": float((last_layer * marked).sum(1).mean()),
+        "accuracy": float(right.float().mean()),
+        "majority": float(labels.bincount().max() / len(labels)),
+        **_accuracies(model, tokens, read, labels, marked, unmarked),
+        **_removal(model, tokens, read, answer, right, last_layer, unmarked, generator),
+        **choice_bits(model, split, unmarked_of=(rated, unmarked), generator=generator),
+    }
+
+
+def _last(model: Classifier) -> Block:
+    block = model.blocks[-1]
+    assert isinstance(block, Block)
+    return block
+
+
+def _stream(model: Classifier, tokens: Tensor) -> Tensor:
+    """What the last layer reads, ``(batch, position, width)``."""
+    stream = model.embedding(tokens) + model.positions[: tokens.shape[1]]
+    for block in model.blocks[:-1]:
+        stream = block(stream)
+    return stream
+
+
+def _accuracies(
+    model: Classifier, tokens: Tensor, read: Tensor, labels: Tensor, marked: Tensor, unmarked: Tensor
+) -> dict[str, float]:
+    stream, last = _stream(model, tokens), _last(model)
+    rows = stream[torch.arange(len(read)), read]
+    queries = [last.attention.W_Q, last.attention.b_Q]
+    kept = [weight.clone() for weight in queries]
+
+    def accuracy(visible: Tensor) -> float:
+        changed = torch.addmm(model.b_U, last(stream, rows, ~visible), model.W_U)
+        return float((changed.argmax(1) == labels).float().mean())
+
+    accuracies = {"unmarked": accuracy(unmarked), "marked": accuracy(marked)}
+    for weight in queries:  # a query of zero asks all words alike
+        weight.zero_()
+    accuracies["uniform"] = accuracy(unmarked)
+    for weight, before in zip(queries, kept, strict=True):
+        weight.copy_(before)
+    hook = last.attention.register_forward_hook(lambda _, __, out: out.mean(0, keepdim=True).expand_as(out))
+    accuracies["blind"] = accuracy(unmarked | marked)
+    hook.remove()
+    return accuracies
+
+
+def _removal(
+    model: Classifier,
+    tokens: Tensor,
+    read: Tensor,
+    answer: Tensor,
+    right: Tensor,
+    attention: Tensor,
+    unmarked: Tensor,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    words = torch.arange(tokens.shape[1]) < read[:, None]
+    top = (attention * words).argmax(1)
+    elsewhere = right & unmarked[torch.arange(len(top)), top]
+    chosen = elsewhere.nonzero()[:, 0]
+    share = float(elsewhere.sum() / right.sum().clamp(min=1))
+    if not len(chosen):
+        return {"elsewhere": share, "drop": float("nan"), "random_drop": float("nan")}
+    posts, at, answers = tokens[chosen], read[chosen], answer[chosen, None]
+
+    def probability(posts: Tensor, at: Tensor) -> Tensor:
+        return model(posts, at).double().softmax(1).gather(1, answers)[:, 0]
+
+    before = probability(posts, at)
+
+    def drop(places: Tensor) -> float:
+        return float((before - probability(without(posts, places), at - 1)).mean())
+
+    draws = torch.multinomial(unmarked[chosen].float(), DRAWS, replacement=True, generator=generator)
+    return {
+        "elsewhere": share,
+        "drop": drop(top[chosen]),
+        "random_drop": float(np.mean([drop(draws[:, draw]) for draw in range(DRAWS)])),
+    }
+
+
+def without(tokens: Tensor, places: Tensor) -> Tensor:
+    """``tokens`` (batch, position) with the one at ``places`` (batch) left out; the last one is repeated.
+
+    >>> without(torch.tensor([[5, 6, 7, 0]]), torch.tensor([1]))
+    tensor([[5, 7, 0, 0]])
+    """
+    order = torch.arange(tokens.shape[1]).expand_as(tokens)
+    return tokens.gather(1, (order + (order >= places[:, None]).long()).clamp(max=tokens.shape[1] - 1))
+
+
+def choice_bits(
+    model: Classifier, split: Any, *, unmarked_of: tuple[Tensor, Tensor], generator: torch.Generator
+) -> dict[str, float]:
+    """Bits between the class of the asking post and the unmarked word attended in another one."""
+    rated, unmarked = unmarked_of
+    everyone = torch.arange(len(split))
+    tokens, read, _ = split.batch(everyone)
+    predicted = model(tokens, read).argmax(1)
+    asking = []
+    for label in predicted.unique():
+        posts = (predicted == label).nonzero()[:, 0]
+        asking.append(posts[torch.randperm(len(posts), generator=generator)[:QUERIES]])
+    # As many of every class, so that the most that can be said is the same for all models.
+    count = min(map(len, asking))
+    pool = torch.cat([posts[:count] for posts in asking])
+    attention = _last(model).attention
+    stream = _stream(model, tokens[pool])
+    rows = stream[torch.arange(len(pool)), read[pool]]
+    heads, _, width = attention.W_Q.shape
+    query = torch.baddbmm(attention.b_Q[:, None], rows.expand(heads, -1, -1), attention.W_Q)
+    asked = torch.bmm(query, attention.W_K.transpose(1, 2)) * width**-0.5  # (head, query, width)
+    labels = predicted[pool].numpy()
+    shuffles = np.random.default_rng(int(generator.initial_seed()))
+    bits, null = [], []
+    for place in torch.randperm(len(rated), generator=generator)[:ASKED].tolist():
+        words = unmarked[place].nonzero()[:, 0]
+        keys = _stream(model, split.tokens[rated[place]][None, : int(split.read[rated[place]]) + 1])[0, words]
+        share = (asked @ keys.T).double().softmax(2).numpy()  # (head, query, word)
+        bits += [mutual_bits(head, labels) for head in share]
+        null += [mutual_bits(head, shuffles.permutation(labels)) for head in share for _ in range(SHUFFLES)]
+    scores = {"bits": float(np.mean(bits)), "null_bits": float(np.mean(null))}
+    return scores | {"bits_above_null": scores["bits"] - scores["null_bits"]}

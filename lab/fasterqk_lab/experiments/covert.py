@@ -31,23 +31,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fasterqk.theory import solve
 from fasterqk_lab.compare import END, Measured, Value, above, correct, measured
 from fasterqk_lab.experiments._comparison import BASELINE, FASTER, Comparison, Outcome, of_arms, seeds_from
-from fasterqk_lab.experiments._examples import trained_facts
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting, with_scale
 from fasterqk_lab.experiments.ratio_or_rate import RATES, arm_name, ratio_or_rate
 from fasterqk_lab.experiments.table_hatexplain import table_layers
 from fasterqk_lab.figures import COLORS, Panel, effect_record, lines_of, save_panels
-from fasterqk_lab.models import Classifier
-from fasterqk_lab.models._classifier import Block, head_rows
 from fasterqk_lab.synthetic import Language, SyntheticCell
-from fasterqk_lab.synthetic._train import mutual_bits
-from fasterqk_lab.training._classification import Classification
 
 # --- The toy language ---
 
@@ -254,12 +247,8 @@ EXPERIMENT = Experiment(
 # --- HateXplain ---
 
 HATEXPLAIN_RATIOS = (1, 30, 100)
-# Posts that are asked, and queries of each predicted class that are put to them.
-ASKED, QUERIES = 200, 60
-SHUFFLES = 5
 # Where these scores stand in the table of results.
 AT = "end, covert"
-DRAWS = 5  # random words per post
 SCORES = {
     "mass": "attention on marked words, last layer",
     "bits": "bits",
@@ -303,6 +292,8 @@ def covert_hatexplain(seeds: int = 3) -> Comparison:
 
 def covert_values(outcome: Outcome) -> list[Value]:
     """All `SCORES` of every trained cell."""
+    from fasterqk_lab.experiments._examples import measure_covert, trained_facts
+
     return [
         Value(outcome.comparison.key, arm, seed, AT, None, score, value)
         for (arm, seed), scores in trained_facts(outcome, measure_covert).items()
@@ -316,149 +307,6 @@ def answers(outcome: Outcome) -> dict[str, Any]:
     arms = outcome.comparison.arms
     bits = [above(outcome.measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in arms]
     return {"bits_above_those_of_shuffled_classes": [effect_record(effect) for effect in correct(bits)]}
-
-
-@torch.no_grad()
-def measure_covert(workload: Classification) -> dict[str, float]:
-    """All `SCORES` of a trained model on the test posts that have marked and unmarked words."""
-    generator = torch.Generator().manual_seed(workload.config.seed)
-    model, split = workload.model, workload.splits["test"]
-    words = torch.arange(split.tokens.shape[1]) < split.lengths[:, None]
-    marked = (split.relevance > 0) & words
-    unmarked = ~marked & words
-    rated = (split.rated.bool() & marked.any(1) & unmarked.any(1)).nonzero()[:, 0]
-    tokens, read, labels = split.batch(rated)
-    marked, unmarked = (mask[rated][:, : tokens.shape[1]] for mask in (marked, unmarked))
-    logits = model(tokens, read)
-    answer = logits.argmax(1)
-    right = answer == labels
-    last_layer = head_rows(model, tokens, read)[-1].mean(1)
-    return {
-        "posts": float(len(rated)),
-        "mass": float((last_layer * marked).sum(1).mean()),
-        "accuracy": float(right.float().mean()),
-        "majority": float(labels.bincount().max() / len(labels)),
-        **_accuracies(model, tokens, read, labels, marked, unmarked),
-        **_removal(model, tokens, read, answer, right, last_layer, unmarked, generator),
-        **choice_bits(model, split, unmarked_of=(rated, unmarked), generator=generator),
-    }
-
-
-def _last(model: Classifier) -> Block:
-    block = model.blocks[-1]
-    assert isinstance(block, Block)
-    return block
-
-
-def _stream(model: Classifier, tokens: Tensor) -> Tensor:
-    """What the last layer reads, ``(batch, position, width)``."""
-    stream = model.embedding(tokens) + model.positions[: tokens.shape[1]]
-    for block in model.blocks[:-1]:
-        stream = block(stream)
-    return stream
-
-
-def _accuracies(
-    model: Classifier, tokens: Tensor, read: Tensor, labels: Tensor, marked: Tensor, unmarked: Tensor
-) -> dict[str, float]:
-    stream, last = _stream(model, tokens), _last(model)
-    rows = stream[torch.arange(len(read)), read]
-    queries = [last.attention.W_Q, last.attention.b_Q]
-    kept = [weight.clone() for weight in queries]
-
-    def accuracy(visible: Tensor) -> float:
-        changed = torch.addmm(model.b_U, last(stream, rows, ~visible), model.W_U)
-        return float((changed.argmax(1) == labels).float().mean())
-
-    accuracies = {"unmarked": accuracy(unmarked), "marked": accuracy(marked)}
-    for weight in queries:  # a query of zero asks all words alike
-        weight.zero_()
-    accuracies["uniform"] = accuracy(unmarked)
-    for weight, before in zip(queries, kept, strict=True):
-        weight.copy_(before)
-    hook = last.attention.register_forward_hook(lambda _, __, out: out.mean(0, keepdim=True).expand_as(out))
-    accuracies["blind"] = accuracy(unmarked | marked)
-    hook.remove()
-    return accuracies
-
-
-def _removal(
-    model: Classifier,
-    tokens: Tensor,
-    read: Tensor,
-    answer: Tensor,
-    right: Tensor,
-    attention: Tensor,
-    unmarked: Tensor,
-    generator: torch.Generator,
-) -> dict[str, float]:
-    words = torch.arange(tokens.shape[1]) < read[:, None]
-    top = (attention * words).argmax(1)
-    elsewhere = right & unmarked[torch.arange(len(top)), top]
-    chosen = elsewhere.nonzero()[:, 0]
-    share = float(elsewhere.sum() / right.sum().clamp(min=1))
-    if not len(chosen):
-        return {"elsewhere": share, "drop": float("nan"), "random_drop": float("nan")}
-    posts, at, answers = tokens[chosen], read[chosen], answer[chosen, None]
-
-    def probability(posts: Tensor, at: Tensor) -> Tensor:
-        return model(posts, at).double().softmax(1).gather(1, answers)[:, 0]
-
-    before = probability(posts, at)
-
-    def drop(places: Tensor) -> float:
-        return float((before - probability(without(posts, places), at - 1)).mean())
-
-    draws = torch.multinomial(unmarked[chosen].float(), DRAWS, replacement=True, generator=generator)
-    return {
-        "elsewhere": share,
-        "drop": drop(top[chosen]),
-        "random_drop": float(np.mean([drop(draws[:, draw]) for draw in range(DRAWS)])),
-    }
-
-
-def without(tokens: Tensor, places: Tensor) -> Tensor:
-    """``tokens`` (batch, position) with the one at ``places`` (batch) left out; the last one is repeated.
-
-    >>> without(torch.tensor([[5, 6, 7, 0]]), torch.tensor([1]))
-    tensor([[5, 7, 0, 0]])
-    """
-    order = torch.arange(tokens.shape[1]).expand_as(tokens)
-    return tokens.gather(1, (order + (order >= places[:, None]).long()).clamp(max=tokens.shape[1] - 1))
-
-
-def choice_bits(
-    model: Classifier, split: Any, *, unmarked_of: tuple[Tensor, Tensor], generator: torch.Generator
-) -> dict[str, float]:
-    """Bits between the class of the asking post and the unmarked word attended in another one."""
-    rated, unmarked = unmarked_of
-    everyone = torch.arange(len(split))
-    tokens, read, _ = split.batch(everyone)
-    predicted = model(tokens, read).argmax(1)
-    asking = []
-    for label in predicted.unique():
-        posts = (predicted == label).nonzero()[:, 0]
-        asking.append(posts[torch.randperm(len(posts), generator=generator)[:QUERIES]])
-    # As many of every class, so that the most that can be said is the same for all models.
-    count = min(map(len, asking))
-    pool = torch.cat([posts[:count] for posts in asking])
-    attention = _last(model).attention
-    stream = _stream(model, tokens[pool])
-    rows = stream[torch.arange(len(pool)), read[pool]]
-    heads, _, width = attention.W_Q.shape
-    query = torch.baddbmm(attention.b_Q[:, None], rows.expand(heads, -1, -1), attention.W_Q)
-    asked = torch.bmm(query, attention.W_K.transpose(1, 2)) * width**-0.5  # (head, query, width)
-    labels = predicted[pool].numpy()
-    shuffles = np.random.default_rng(int(generator.initial_seed()))
-    bits, null = [], []
-    for place in torch.randperm(len(rated), generator=generator)[:ASKED].tolist():
-        words = unmarked[place].nonzero()[:, 0]
-        keys = _stream(model, split.tokens[rated[place]][None, : int(split.read[rated[place]]) + 1])[0, words]
-        share = (asked @ keys.T).double().softmax(2).numpy()  # (head, query, word)
-        bits += [mutual_bits(head, labels) for head in share]
-        null += [mutual_bits(head, shuffles.permutation(labels)) for head in share for _ in range(SHUFFLES)]
-    scores = {"bits": float(np.mean(bits)), "null_bits": float(np.mean(null))}
-    return scores | {"bits_above_null": scores["bits"] - scores["null_bits"]}
 
 
 HATEXPLAIN = of_arms("covert-hatexplain", covert_hatexplain)

@@ -20,10 +20,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from fasterqk.attention.scores import summarize, title_of
+from fasterqk.attention.scores import title_of
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import Effect, Measured, Value, above_random, compare, correct
 from fasterqk_lab.experiments._comparison import (
@@ -36,15 +33,11 @@ from fasterqk_lab.experiments._comparison import (
     seeds_from,
     two_arms,
 )
-from fasterqk_lab.experiments._examples import trained_facts
-from fasterqk_lab.experiments._registry import Option
+from fasterqk_lab.experiments._registry import Cell, Option
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO, table_hatexplain
 from fasterqk_lab.experiments.table_main import FOUND_RATES, table_sva
 from fasterqk_lab.figures import COLORS, Line, Panel, effect_record, save_panels, save_table
-from fasterqk_lab.models._classifier import attention_rows
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._batches import EVALUATION_BATCH
-from fasterqk_lab.training._classification import Classification
 
 # --- Faithfulness minus that of random rankings ---
 
@@ -103,8 +96,6 @@ LOSS = 0.6
 EPOCHS = 30
 # Evaluations close together, so that both arms stop near the level.
 EVALUATE_AT_FALL = 0.97
-# Powers of attention and factors of its scores that are tried, evenly in their logarithm.
-SHARPENINGS = tuple(float(x) for x in np.geomspace(1, 4096, 13))
 MASS, FAITHFUL = "mrta", "comprehensiveness_above_random"
 SHOWN = (MASS, "ac", FAITHFUL, "test_accuracy", "test_loss", "entropy")
 TITLES = {name: title_of(name) for name in ("loss", "acmc", *SHOWN) if name != FAITHFUL}
@@ -133,66 +124,6 @@ def temperature_hatexplain(seeds: int = 5) -> Comparison:
     return replace(comparison, more=readings_of, answers=answers, figure=save_sharpening)
 
 
-@torch.no_grad()
-def sharpened_as_read(
-    workload: Classification, powers: Sequence[float] = SHARPENINGS
-) -> list[dict[str, float]]:
-    """Entropy and the scores of attention on relevant tokens with the test rows raised to each power."""
-    split = workload.splits["test"]
-    batches: dict[float, list[tuple[np.ndarray, ...]]] = {power: [] for power in powers}
-    for chosen in split.by_length(EVALUATION_BATCH):
-        tokens, read, labels = split.batch(chosen)
-        logits, rows, _ = attention_rows(workload.model, tokens, read)
-        probability = logits.double().softmax(1).gather(1, labels[:, None])[:, 0]
-        relevance = (split.relevance[chosen] * split.rated[chosen, None])[:, : rows.shape[1]].double()
-        relevance = torch.nn.functional.pad(relevance, (0, rows.shape[1] - relevance.shape[1]))
-        for power in powers:
-            sharper = power_of_rows(rows.double(), power)
-            entropy = -torch.special.xlogy(sharper, sharper).sum(1)
-            mass = (sharper * relevance).sum(1)
-            columns = (entropy, mass, probability, relevance.sum(1) > 0)
-            batches[power].append(tuple(column.numpy() for column in columns))
-    curve = []
-    for power, parts in batches.items():
-        entropies, masses, probabilities, relevant = map(np.concatenate, zip(*parts, strict=True))
-        scores = summarize(masses[relevant], probabilities[relevant])
-        masses_of = {name: scores[name] for name in (MASS, "ac", "acmc")}
-        curve.append({"factor": power, "entropy": float(entropies.mean()), **masses_of})
-    return curve
-
-
-def power_of_rows(rows: torch.Tensor, power: float) -> torch.Tensor:
-    """Rows ``(batch, key)`` raised to a power and renormalised; what is not attended stays at zero.
-
-    >>> power_of_rows(torch.tensor([[0.2, 0.8, 0.0]]), 2.0)
-    tensor([[0.0588, 0.9412, 0.0000]])
-    """
-    # Divided by its largest weight first, so that no row underflows as a whole.
-    raised = (rows / rows.amax(1, keepdim=True)) ** power
-    return raised / raised.sum(1, keepdim=True)
-
-
-@torch.no_grad()
-def sharpened_in_the_model(
-    workload: Classification, factors: Sequence[float] = SHARPENINGS
-) -> list[dict[str, float]]:
-    """Everything that is measured along training, with the attention scores multiplied by each factor."""
-    weights = dict(workload.model.named_parameters())
-    queries = [weight for name, weight in weights.items() if name.endswith((".W_Q", ".b_Q"))]
-    start = [weight.clone() for weight in queries]
-    curve = []
-    for factor in factors:
-        for weight, before in zip(queries, start, strict=True):
-            weight.copy_(before * factor)
-        record = workload.evaluate()
-        random = record["null_aopc_comprehensiveness"]
-        record[FAITHFUL] = record["aopc_comprehensiveness"] - random
-        curve.append({"factor": factor} | {name: record[name] for name in ("loss", "acmc", *SHOWN)})
-    for weight, before in zip(queries, start, strict=True):
-        weight.copy_(before)
-    return curve
-
-
 def at_entropy(curve: Curve, entropy: float) -> dict[str, float] | None:
     """The record of a curve where its entropy first falls to ``entropy``, interpolated; None without one.
 
@@ -208,15 +139,16 @@ def at_entropy(curve: Curve, entropy: float) -> dict[str, float] | None:
     return None
 
 
-def sharpened(workload: Classification) -> dict[str, Curve]:
-    """The curves of a trained cell: its attention sharpened as ``read``, and in the ``model``."""
-    workload.config = workload.config.replace(random_along=True)
-    return {"read": sharpened_as_read(workload), "model": sharpened_in_the_model(workload)}
+def curves_of(outcome: Outcome) -> dict[Cell, dict[str, Curve]]:
+    """Of every trained cell its attention sharpened as ``read``, and in the ``model``."""
+    from fasterqk_lab.experiments._examples import sharpened, trained_facts
+
+    return trained_facts(outcome, sharpened)
 
 
 def readings_of(outcome: Outcome) -> list[Value]:
     """The four `READINGS` of every seed as values."""
-    curves = trained_facts(outcome, sharpened)
+    curves = curves_of(outcome)
     values = []
     for seed in outcome.comparison.seeds:
         baseline, faster = curves[BASELINE, seed], curves[FASTER, seed]
@@ -269,7 +201,7 @@ def answers(outcome: Outcome) -> dict[str, Any]:
 
 def save_sharpening(outcome: Outcome, out: Path) -> dict[str, Any]:
     """Draw attention and faithfulness against entropy, and write the table of readings."""
-    comparison, curves = outcome.comparison, trained_facts(outcome, sharpened)
+    comparison, curves = outcome.comparison, curves_of(outcome)
     colors = dict(zip(ARM_NAMES, COLORS, strict=False))
     ways = {"read": ("attention sharpened as read", MASS)}
     ways["model"] = ("scores multiplied in the model", FAITHFUL)

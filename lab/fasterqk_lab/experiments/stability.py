@@ -35,7 +35,7 @@ from fasterqk_lab.figures import (
     save_panels,
     save_table,
 )
-from fasterqk_lab.training._pretraining import (
+from fasterqk_lab.training._config import (
     CLIP_THRESHOLD,
     PARTNER_NORM,
     PLAIN,
@@ -53,9 +53,7 @@ QK_VO_RATIOS, QK_VO_RATES = (0.5, 2.0, 4.0), (1e-3, 3e-3)
 # Every method with its settings, as ``--methods`` names it.
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {},
-    QK_NORM: {"method": QK_NORM},
-    QK_CLIP: {"method": QK_CLIP},
-    PARTNER_NORM: {"method": PARTNER_NORM},
+    **{name: {"method": name} for name in (QK_NORM, QK_CLIP, PARTNER_NORM)},
     **{f"{RATIO}={ratio:g}": {"method": RATIO, "qk_ratio": ratio} for ratio in RATIOS},
     **{f"{QK_VO}={ratio:g}": {"method": QK_VO, "qk_ratio": ratio} for ratio in QK_VO_RATIOS},
 }

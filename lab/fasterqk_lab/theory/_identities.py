@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fasterqk.errors import needs_extra
 from fasterqk.theory import (
     PARAMETERIZATIONS,
     QUERIES,
@@ -40,10 +39,6 @@ from fasterqk_lab.theory._flow import (
     scales,
     theorem_weights,
 )
-
-with needs_extra("theory"):
-    from scipy.optimize import brentq
-    from scipy.special import wrightomega
 
 Check = Callable[[], Iterable[ArrayLike]]
 
@@ -122,6 +117,8 @@ def _time_against_integration() -> Iterator[ArrayLike]:
 
 
 def _wright_omega() -> Iterator[ArrayLike]:
+    from scipy.special import wrightomega
+
     mu = np.geomspace(0.1, 1e3, 30)
     for setting, options in _settings():
         state = solve(setting, mu_ov=mu, **options)
@@ -268,6 +265,7 @@ def _sign_matched_loss() -> Iterator[ArrayLike]:
 
 def _sign_root(setting: Setting, ratio: float, margin: float, mu0: float, q0: float) -> float:
     """mu_ov at a margin above zero, by bracketing."""
+    from scipy.optimize import brentq
 
     def excess(mu: float) -> float:
         q = q0 + ratio / 2 * (abs(mu) - abs(mu0))

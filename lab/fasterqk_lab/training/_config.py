@@ -23,6 +23,11 @@ BEST_BY = ("validation_accuracy", "validation_loss")
 MOST_LAYERS, MOST_WEIGHTS, MOST = 2000, 10**9, 10**6
 # What they are: `fasterqk_lab.training._readings`.
 READINGS = ("heads", "plain", "residual", "carried", "norms")
+PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
+# The rate of queries and keys over that of values and outputs, everything else at the base rate.
+QK_VO = "qk_vo"
+PRETRAINING_METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO, QK_VO)
+CLIP_THRESHOLD = 100.0
 
 # The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
@@ -242,7 +247,7 @@ class Data:
 class Evaluation:
     """What is measured, how often, and on how many examples."""
 
-    # A name in `fasterqk_lab.training.EVALUATIONS`.
+    # A name in `EVALUATIONS` of `fasterqk_lab.training._classification`.
     protocol: str = "paper"
     evaluations_per_epoch: int = 1
     # Evaluations from the start to the end, evenly spaced, instead of so many per epoch.
@@ -337,6 +342,36 @@ class TrainConfig:
 
 
 PARTS: dict[str, Any] = {"optimisation": Optimisation, "model": Model, "data": Data, "evaluation": Evaluation}
+
+
+@dataclass(frozen=True)
+class PretrainingCell:
+    """One training of `fasterqk_lab.training._pretraining`: a method, a base rate, a width and a seed.
+
+    Methods of a ratio take ``qk_ratio``.
+    """
+
+    method: str = PLAIN
+    qk_ratio: float = 1.0
+    lr: float = 1e-3
+    width: int = 96
+    steps: int = 400
+    seed: int = 0
+    layers: int = 2
+    heads: int = 4
+    context: int = 128
+    batch: int = 16
+    warmup: int = 40
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.method not in PRETRAINING_METHODS:
+            raise InputError(f"unknown method {self.method!r}; choose from {', '.join(PRETRAINING_METHODS)}")
+
+    @property
+    def last(self) -> int:
+        """How many of the last steps the loss is the mean of: a tenth."""
+        return max(1, self.steps // 10)
 
 
 def _written(ratios: dict[str, float]) -> str:

@@ -9,7 +9,6 @@ positions, heads, layers and batches of training.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,46 +24,23 @@ from fasterqk_lab.models import GeneratorConfig, GPTAnswerGenerator
 from fasterqk_lab.models._generator import head_loss
 from fasterqk_lab.tasks import data_folder
 from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
+from fasterqk_lab.training._config import (
+    CLIP_THRESHOLD,
+    PARTNER_NORM,
+    QK_CLIP,
+    QK_NORM,
+    QK_VO,
+    RATIO,
+    PretrainingCell,
+)
 from fasterqk_lab.training._steps import clip_gradients, one_thread, set_rates, training_device
 
-PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
-# The rate of queries and keys over that of values and outputs, everything else at the base rate.
-QK_VO = "qk_vo"
-METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO, QK_VO)
-CLIP_THRESHOLD = 100.0
 # Windows of held-out text on which the trained model is measured, and of these those whose entropy is
 # followed along training.
 VALIDATION_WINDOWS = 256
 ENTROPY_WINDOWS = 64
 FOLLOWED_WINDOWS = 8
 _EVALUATION_BATCH = 32
-
-
-@dataclass(frozen=True)
-class PretrainingCell:
-    """One training: a method, a base rate, a width and a seed. Methods of a ratio take ``qk_ratio``."""
-
-    method: str = PLAIN
-    qk_ratio: float = 1.0
-    lr: float = 1e-3
-    width: int = 96
-    steps: int = 400
-    seed: int = 0
-    layers: int = 2
-    heads: int = 4
-    context: int = 128
-    batch: int = 16
-    warmup: int = 40
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise InputError(f"unknown method {self.method!r}; choose from {', '.join(METHODS)}")
-
-    @property
-    def last(self) -> int:
-        """How many of the last steps the loss is the mean of: a tenth."""
-        return max(1, self.steps // 10)
 
 
 def pretrain(

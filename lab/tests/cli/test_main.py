@@ -8,6 +8,7 @@ import pytest
 from tests.cli.lines import command_lines
 
 from fasterqk_lab.cli.main import PROGRAM, main
+from fasterqk_lab.experiments import EXPERIMENTS
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs._store import state
 
@@ -23,16 +24,22 @@ def test_every_command_shows_help_with_examples(words, capsys):
     assert "examples:\n  fasterqk-lab " in capsys.readouterr().out
 
 
-def test_help_of_every_command_imports_nothing_heavy():
+@pytest.mark.parametrize(
+    ("lines", "heavy"),
+    # Experiments count with numpy before they run.
+    [([*LINES, []], HEAVY), ([["reproduce", name] for name in EXPERIMENTS], HEAVY[1:])],
+    ids=["commands", "experiments"],
+)
+def test_help_of_every_command_imports_nothing_heavy(lines, heavy):
     code = f"""
 import sys
 from fasterqk_lab.cli.main import main
-for words in {LINES!r} + [[]]:
+for words in {lines!r}:
     try:
         main([*words, "--help"])
     except SystemExit:
         pass
-print("heavy:", [name for name in {HEAVY!r} if name in sys.modules])
+print("heavy:", [name for name in {heavy!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "heavy: []"

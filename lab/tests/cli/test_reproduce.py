@@ -325,16 +325,26 @@ SMALL_PARTS = (
 @pytest.mark.slow
 def test_all_runs_its_parts_and_ends_in_a_page(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(everything, "QUICK", SMALL_PARTS)
-    swept = []
+    swept, drawn = [], []
 
     def in_process(configs, functions, out, **options):
         swept.append(functions)
+        finish = options.pop("observe")
+
+        def observe(event):
+            if event.kind == "started":
+                drawn.append(any(tmp_path.glob("figures/fig2*")))
+            finish(event)
+
+        options["observe"] = observe
         return sweep(configs, functions, out, **options | {"workers": 0})
 
     monkeypatch.setattr("fasterqk_lab.experiments._registry.sweep", in_process)
     assert main(["reproduce", "all", "--out", str(tmp_path), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert sorted(part["experiment"] for part in result["parts"]) == ["fig2", "fig3", "fig4"]
+    # Each is finished with its own last cell: figure 3, whose cells come later, sees that figure 2 is there.
+    assert [part["experiment"] for part in result["parts"]] == ["fig4", "fig2", "fig3"]
+    assert drawn == [False, True, True]
     # The cells of all parts in one sweep: one of figure 2, two of figure 3.
     assert [len(functions) for functions in swept] == [3]
     page = Path(result["report"]).read_text(encoding="utf-8")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fasterqk_lab.cli.reproduce import show_summary
-from fasterqk_lab.experiments import covert, find_experiment
-from fasterqk_lab.experiments.covert import SCORES, covert_hatexplain, measure_covert
+from fasterqk_lab.experiments import _examples, find_experiment
+from fasterqk_lab.experiments.covert import SCORES, covert_hatexplain
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._loop import build_trainable
 
@@ -21,7 +21,7 @@ def trainable():
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_the_choice_of_a_word_says_the_class_only_where_the_query_knows_it(trainable, planted, monkeypatch):
-    model, stream_of = trainable.model, covert._stream
+    model, stream_of = trainable.model, _examples._stream
 
     def knowing(model, tokens):
         """The answer to a text, added to all of its positions: keys of one text do not see it."""
@@ -32,9 +32,9 @@ def test_the_choice_of_a_word_says_the_class_only_where_the_query_knows_it(train
         )
 
     if planted:
-        monkeypatch.setattr(covert, "_stream", knowing)
+        monkeypatch.setattr(_examples, "_stream", knowing)
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
-    scores = measure_covert(trainable)
+    scores = _examples.measure_covert(trainable)
     assert set(SCORES) <= set(scores)
     if planted:
         assert scores["bits_above_null"] > 0.1

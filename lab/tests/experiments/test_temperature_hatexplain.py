@@ -6,15 +6,8 @@ import torch
 from fasterqk_lab.cli.reproduce import show_summary
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import find_experiment
-from fasterqk_lab.experiments.faithfulness import (
-    AT,
-    FAITHFUL,
-    MASS,
-    READINGS,
-    sharpened_as_read,
-    sharpened_in_the_model,
-    temperature_hatexplain,
-)
+from fasterqk_lab.experiments._examples import sharpened_as_read, sharpened_in_the_model
+from fasterqk_lab.experiments.faithfulness import AT, FAITHFUL, MASS, READINGS, temperature_hatexplain
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._classification import Classification
 from fasterqk_lab.training._loop import build_trainable

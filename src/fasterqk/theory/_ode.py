@@ -15,9 +15,6 @@ from fasterqk.errors import InputError, needs_extra
 from fasterqk.theory._path import RATIOS, Floats, Path, Setting, check_range
 from fasterqk.theory._solve import check_loss, check_rate
 
-with needs_extra("theory"):
-    from scipy.integrate import solve_ivp
-
 _RTOL = 1e-12
 _ATOL = 1e-24
 _LARGEST_TIME = 1e100  # DOP853 squares its errors, which overflow for steps beyond 1e150
@@ -99,6 +96,8 @@ def visited(
     atol: float,
 ) -> Iterator[Floats]:
     """The state at each of the increasing ``ends``, integrated with DOP853 from ``state`` at ``begin``."""
+    with needs_extra("theory"):
+        from scipy.integrate import solve_ivp
     for end in ends:
         if end > begin:
             solution = solve_ivp(function, (begin, end), state, method="DOP853", rtol=rtol, atol=atol)

@@ -22,9 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fasterqk.errors import InputError, needs_extra
 
-with needs_extra("theory"):
-    from scipy.special import expi
-
 Floats = NDArray[np.float64]
 
 # First letter: attention (query-key) factorized or collapsed; third letter: output-value.
@@ -293,6 +290,7 @@ class Path:
             return c + self.start_odds * np.expm1(c)
         q0, rho = self.q0, self.setting.rho
         q = q0 * np.exp(c)
+        expi = special().expi
         value = np.asarray(c + rho * (expi(q) - expi(q0)))
         # Near the start the two Ei cancel; there the integrand is so smooth that ten nodes are exact.
         near = np.asarray((c < 0.5) & (q < q0 + 0.5))
@@ -374,6 +372,13 @@ class Lookup:
     def coordinate_at_margin(self, log_target: Floats, power: int) -> Floats:
         """Approximately the coordinate at which integral * alpha^power has this logarithm."""
         return np.exp(np.interp(log_target, self.log_integral + power * self.log_alpha, self.log_c))
+
+
+def special() -> Any:
+    """``scipy.special``, which takes longer to import than all of numpy, on first use."""
+    with needs_extra("theory"):
+        from scipy import special
+    return special
 
 
 def increasing_roots(function: Function, low: Floats, high: Floats, guess: Floats) -> Floats:

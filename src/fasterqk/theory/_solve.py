@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fasterqk.errors import InputError, needs_extra
+from fasterqk.errors import InputError
 from fasterqk.theory._path import (
     RATIOS,
     Floats,
@@ -23,10 +23,8 @@ from fasterqk.theory._path import (
     check_range,
     check_shapes,
     increasing_roots,
+    special,
 )
-
-with needs_extra("theory"):
-    from scipy.special import expit, wrightomega
 
 LEAST_LOSS = 1e-300
 LARGEST_TIME = 1e300
@@ -252,7 +250,7 @@ def _coordinate_at_mu_ov(path: Path, strength: Floats, mu_ov: Floats) -> Floats:
     if path.factorized_qk:
         return _coordinate_at_integral(path, integral)
     odds = path.start_odds
-    omega = wrightomega(np.log(odds) + odds + integral)
+    omega = special().wrightomega(np.log(odds) + odds + integral)
     c = np.log(omega / odds)
     for _ in range(3):  # ln(omega / odds) has lost its digits where c is tiny; Newton brings them back
         c = c - (c + odds * np.expm1(c) - integral) / (1 + odds * np.exp(c))
@@ -559,7 +557,7 @@ def _sign_state(path: Path, ratio: Floats, name: str, target: Floats, eta_ov: fl
         mu = target if name == "mu_ov" else path.mu0 + 2 * eta_ov * target
         time = target if name == "time" else (mu - path.mu0) / (2 * eta_ov)
         q = path.q0 + ratio * sign_speed(path.setting) * (np.abs(mu) - abs(path.mu0))
-        alpha = expit(np.log(path.setting.rho) + q)
+        alpha = special().expit(np.log(path.setting.rho) + q)
         return mu, q, alpha, path.setting.loss(alpha * mu), time
 
 
@@ -579,10 +577,10 @@ def _sign_at_margin(path: Path, ratio: Floats, margin: Floats) -> tuple[Floats, 
     with np.errstate(divide="ignore"):
         log_size = np.log(half * size)
     lag = half * (size - abs(path.mu0))
-    omega = wrightomega(log_size - np.log(rho) - path.q0 - lag)
+    omega = special().wrightomega(log_size - np.log(rho) - path.q0 - lag)
     scale = size + omega / half
     # Two forms of the same number; the second loses its digits if the circuit has gone back a long way.
     with np.errstate(divide="ignore", invalid="ignore"):
         q = np.where(moved & (lag < 0), log_size - np.log(omega) - np.log(rho), path.q0 + lag + omega)
-        alpha = np.where(moved, size / scale, expit(np.log(rho) + q))
+        alpha = np.where(moved, size / scale, special().expit(np.log(rho) + q))
     return np.copysign(scale, margin), q, alpha
