@@ -9,7 +9,6 @@ from fasterqk_lab.compare._results import Measured as Measured
 from fasterqk_lab.compare._results import Value as Value
 from fasterqk_lab.compare._results import above_random as above_random
 from fasterqk_lab.compare._results import baselines_of as baselines_of
-from fasterqk_lab.compare._results import flat as flat
 from fasterqk_lab.compare._results import lowest_levels as lowest_levels
 from fasterqk_lab.compare._results import measured as measured
 from fasterqk_lab.compare._results import read_values as read_values

@@ -232,11 +232,14 @@ def sharpened_as_read(
     for chosen in split.by_length(EVALUATION_BATCH):
         tokens, read, labels = split.batch(chosen)
         logits, rows, _ = attention_rows(workload.model, tokens, read)
+        rows = rows.double()
         probability = logits.double().softmax(1).gather(1, labels[:, None])[:, 0]
         relevance = (split.relevance[chosen] * split.rated[chosen, None])[:, : rows.shape[1]].double()
         relevance = torch.nn.functional.pad(relevance, (0, rows.shape[1] - relevance.shape[1]))
         for power in powers:
-            sharper = power_of_rows(rows.double(), power)
+            # Divided by its largest weight first, so that no row underflows as a whole.
+            raised = (rows / rows.amax(1, keepdim=True)) ** power
+            sharper = raised / raised.sum(1, keepdim=True)
             entropy = -torch.special.xlogy(sharper, sharper).sum(1)
             mass = (sharper * relevance).sum(1)
             columns = (entropy, mass, probability, relevance.sum(1) > 0)
@@ -248,17 +251,6 @@ def sharpened_as_read(
         masses_of = {name: scores[name] for name in (MASS, "ac", "acmc")}
         curve.append({"factor": power, "entropy": float(entropies.mean()), **masses_of})
     return curve
-
-
-def power_of_rows(rows: Tensor, power: float) -> Tensor:
-    """Rows ``(batch, key)`` raised to a power and renormalised; what is not attended stays at zero.
-
-    >>> power_of_rows(torch.tensor([[0.2, 0.8, 0.0]]), 2.0)
-    tensor([[0.0588, 0.9412, 0.0000]])
-    """
-    # Divided by its largest weight first, so that no row underflows as a whole.
-    raised = (rows / rows.amax(1, keepdim=True)) ** power
-    return raised / raised.sum(1, keepdim=True)
 
 
 @torch.no_grad()

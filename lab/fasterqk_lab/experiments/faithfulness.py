@@ -33,7 +33,7 @@ from fasterqk_lab.experiments._comparison import (
     seeds_from,
     two_arms,
 )
-from fasterqk_lab.experiments._registry import Cell, Option
+from fasterqk_lab.experiments._registry import Option
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO, table_hatexplain
 from fasterqk_lab.experiments.table_main import FOUND_RATES, table_sva
 from fasterqk_lab.figures import COLORS, Line, Panel, effect_record, save_panels, save_table
@@ -139,16 +139,11 @@ def at_entropy(curve: Curve, entropy: float) -> dict[str, float] | None:
     return None
 
 
-def curves_of(outcome: Outcome) -> dict[Cell, dict[str, Curve]]:
-    """Of every trained cell its attention sharpened as ``read``, and in the ``model``."""
-    from fasterqk_lab.experiments._examples import sharpened, trained_facts
-
-    return trained_facts(outcome, sharpened)
-
-
 def readings_of(outcome: Outcome) -> list[Value]:
     """The four `READINGS` of every seed as values."""
-    curves = curves_of(outcome)
+    from fasterqk_lab.experiments._examples import sharpened, trained_facts
+
+    curves = trained_facts(outcome, sharpened)
     values = []
     for seed in outcome.comparison.seeds:
         baseline, faster = curves[BASELINE, seed], curves[FASTER, seed]
@@ -201,7 +196,9 @@ def answers(outcome: Outcome) -> dict[str, Any]:
 
 def save_sharpening(outcome: Outcome, out: Path) -> dict[str, Any]:
     """Draw attention and faithfulness against entropy, and write the table of readings."""
-    comparison, curves = outcome.comparison, curves_of(outcome)
+    from fasterqk_lab.experiments._examples import sharpened, trained_facts
+
+    comparison, curves = outcome.comparison, trained_facts(outcome, sharpened)
     colors = dict(zip(ARM_NAMES, COLORS, strict=False))
     ways = {"read": ("attention sharpened as read", MASS)}
     ways["model"] = ("scores multiplied in the model", FAITHFUL)

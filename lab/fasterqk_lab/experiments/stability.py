@@ -35,16 +35,7 @@ from fasterqk_lab.figures import (
     save_panels,
     save_table,
 )
-from fasterqk_lab.training._config import (
-    CLIP_THRESHOLD,
-    PARTNER_NORM,
-    PLAIN,
-    QK_CLIP,
-    QK_NORM,
-    QK_VO,
-    RATIO,
-    PretrainingCell,
-)
+from fasterqk_lab.training._config import PARTNER_NORM, PLAIN, QK_CLIP, QK_NORM, QK_VO, RATIO, PretrainingCell
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 RATIOS = (0.03, 0.1, 0.3, 3.0, 10.0)
@@ -240,7 +231,7 @@ def panels(rates: Sequence[Mapping[str, Any]]) -> list[Panel]:
             [_line(name, key, [row for row in shown if row["method"] == name]) for name in names],
             log="xy" if key == "largest_logit" else "x",
             limits=(0, 1.06) if key in layers else (None, None),
-            null=CLIP_THRESHOLD if key == "largest_logit" and QK_CLIP in names else None,
+            null=PretrainingCell.CLIP_THRESHOLD if key == "largest_logit" and QK_CLIP in names else None,
             legend={"ncols": 2, "loc": "upper left"} if key == "loss" else None,
         )
         for key, label in labels.items()

@@ -15,10 +15,7 @@ from fasterqk_lab.figures._charts import save_panels as save_panels
 from fasterqk_lab.figures._charts import save_scatter as save_scatter
 from fasterqk_lab.figures._documents import COLORS as COLORS
 from fasterqk_lab.figures._documents import INK as INK
-from fasterqk_lab.figures._documents import PAPER as PAPER
 from fasterqk_lab.figures._documents import PARAMETERIZATION_COLORS as PARAMETERIZATION_COLORS
-from fasterqk_lab.figures._documents import draw_dtap as draw_dtap
-from fasterqk_lab.figures._documents import dtap_rows as dtap_rows
 from fasterqk_lab.figures._documents import effect_record as effect_record
 from fasterqk_lab.figures._documents import effect_table as effect_table
 from fasterqk_lab.figures._documents import plotting as plotting

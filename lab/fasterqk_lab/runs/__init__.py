@@ -5,7 +5,6 @@ from fasterqk_lab.runs._store import Store as Store
 from fasterqk_lab.runs._store import read_cells as read_cells
 from fasterqk_lab.runs._store import rounded as rounded
 from fasterqk_lab.runs._store import write_cells as write_cells
-from fasterqk_lab.runs._sweep import Failure as Failure
 from fasterqk_lab.runs._sweep import Spec as Spec
 from fasterqk_lab.runs._sweep import SpecCell as SpecCell
 from fasterqk_lab.runs._sweep import SweepError as SweepError

@@ -5,7 +5,6 @@ Configurations are light. The modules that compute import numba: ``_train`` (fig
 """
 
 from fasterqk_lab.synthetic._cell import FIXED_CIRCUITS as FIXED_CIRCUITS
-from fasterqk_lab.synthetic._cell import OPTIMIZERS as OPTIMIZERS
 from fasterqk_lab.synthetic._cell import PARAMETERIZATIONS as PARAMETERIZATIONS
 from fasterqk_lab.synthetic._cell import Counts as Counts
 from fasterqk_lab.synthetic._cell import FixedAttentionCell as FixedAttentionCell

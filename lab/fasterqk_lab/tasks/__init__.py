@@ -1,6 +1,5 @@
 """Tasks: token ids with a class or an answer and, where they are known, the tokens that decide it."""
 
-from fasterqk_lab.tasks._registry import SPLITS as SPLITS
 from fasterqk_lab.tasks._registry import TASKS as TASKS
 from fasterqk_lab.tasks._registry import AnswerTask as AnswerTask
 from fasterqk_lab.tasks._registry import ClassificationTask as ClassificationTask

@@ -1,7 +1,5 @@
 """Theorem 1 checked from outside: full matrices by gradient flow and by sign descent, and every identity."""
 
-from fasterqk_lab.theory._descent import DESCENTS as DESCENTS
-from fasterqk_lab.theory._descent import Record as Record
 from fasterqk_lab.theory._descent import descend as descend
 from fasterqk_lab.theory._descent import small_start as small_start
 from fasterqk_lab.theory._flow import Omega as Omega
@@ -16,5 +14,4 @@ from fasterqk_lab.theory._flow import ov_imbalance as ov_imbalance
 from fasterqk_lab.theory._flow import qk_imbalance as qk_imbalance
 from fasterqk_lab.theory._flow import scales as scales
 from fasterqk_lab.theory._flow import theorem_weights as theorem_weights
-from fasterqk_lab.theory._identities import Identity as Identity
 from fasterqk_lab.theory._identities import check_identities as check_identities

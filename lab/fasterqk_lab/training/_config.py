@@ -6,7 +6,7 @@ The store hashes a configuration to name the folder of its results.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fasterqk.errors import InputError
 from fasterqk.files import PART
@@ -27,7 +27,6 @@ PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "p
 # The rate of queries and keys over that of values and outputs, everything else at the base rate.
 QK_VO = "qk_vo"
 PRETRAINING_METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO, QK_VO)
-CLIP_THRESHOLD = 100.0
 
 # The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
@@ -346,10 +345,7 @@ PARTS: dict[str, Any] = {"optimisation": Optimisation, "model": Model, "data": D
 
 @dataclass(frozen=True)
 class PretrainingCell:
-    """One training of `fasterqk_lab.training._pretraining`: a method, a base rate, a width and a seed.
-
-    Methods of a ratio take ``qk_ratio``.
-    """
+    """One cell of `pretrain`: method, base rate, width and seed. Methods of a ratio take ``qk_ratio``."""
 
     method: str = PLAIN
     qk_ratio: float = 1.0
@@ -363,6 +359,7 @@ class PretrainingCell:
     batch: int = 16
     warmup: int = 40
     weight_decay: float = 0.01
+    CLIP_THRESHOLD: ClassVar[float] = 100.0
 
     def __post_init__(self) -> None:
         if self.method not in PRETRAINING_METHODS:

@@ -24,15 +24,7 @@ from fasterqk_lab.models import GeneratorConfig, GPTAnswerGenerator
 from fasterqk_lab.models._generator import head_loss
 from fasterqk_lab.tasks import data_folder
 from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
-from fasterqk_lab.training._config import (
-    CLIP_THRESHOLD,
-    PARTNER_NORM,
-    QK_CLIP,
-    QK_NORM,
-    QK_VO,
-    RATIO,
-    PretrainingCell,
-)
+from fasterqk_lab.training._config import PARTNER_NORM, QK_CLIP, QK_NORM, QK_VO, RATIO, PretrainingCell
 from fasterqk_lab.training._steps import clip_gradients, one_thread, set_rates, training_device
 
 # Windows of held-out text on which the trained model is measured, and of these those whose entropy is
@@ -104,7 +96,7 @@ class Pretraining:
             fused=True,
         )
         clipped = cell.method == QK_CLIP
-        self.clip = fasterqk.qk_clip(self.model, self.optimizer, CLIP_THRESHOLD) if clipped else None
+        self.clip = fasterqk.qk_clip(self.model, self.optimizer, cell.CLIP_THRESHOLD) if clipped else None
         self.parameters = list(self.model.parameters())
         # Evenly over the held-out text, so that all cells see the same.
         starts = torch.linspace(0, len(held_out) - cell.context - 1, VALIDATION_WINDOWS).long()

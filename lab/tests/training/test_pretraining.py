@@ -115,7 +115,7 @@ def test_a_cell_that_diverges_says_so():
 
 
 def test_the_clip_holds_logits_at_its_threshold(monkeypatch):
-    monkeypatch.setattr(module, "CLIP_THRESHOLD", 1.0)
+    monkeypatch.setattr(PretrainingCell, "CLIP_THRESHOLD", 1.0)
     plain, clipped = (training(method=method, lr=0.1, steps=20) for method in ("plain", "qk_clip"))
     results = [state.run() for state in (plain, clipped)]
     assert results[0]["initial_loss"] == results[1]["initial_loss"]
