@@ -290,8 +290,7 @@ class Path:
             return c + self.start_odds * np.expm1(c)
         q0, rho = self.q0, self.setting.rho
         q = q0 * np.exp(c)
-        expi = special().expi
-        value = np.asarray(c + rho * (expi(q) - expi(q0)))
+        value = np.asarray(c + rho * (special().expi(q) - special().expi(q0)))
         # Near the start the two Ei cancel; there the integrand is so smooth that ten nodes are exact.
         near = np.asarray((c < 0.5) & (q < q0 + 0.5))
         if near.any():

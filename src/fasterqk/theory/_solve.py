@@ -27,8 +27,7 @@ from fasterqk.theory._path import (
 )
 
 LEAST_LOSS = 1e-300
-LARGEST_TIME = 1e300
-LARGEST_MU_OV = 1e30
+LARGEST_TIME, LARGEST_MU_OV = 1e300, 1e30
 _LARGEST_MARGIN = 700.0  # e^700: times beyond this overflow a float
 _TINY = 1e-290
 
