@@ -13,7 +13,6 @@ from fasterqk.attention import Aggregation
 from fasterqk.attention.aggregation import null_row
 from fasterqk.attention.scores import summarize
 from fasterqk_lab.experiments._registry import Cell
-from fasterqk_lab.experiments.faithfulness import FAITHFUL, MASS, SHOWN, Curve
 from fasterqk_lab.figures import save_examples
 from fasterqk_lab.models._classifier import Block, Classifier, attention_rows, head_rows
 from fasterqk_lab.models._generator import GPTAnswerGenerator
@@ -220,6 +219,8 @@ def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
 
 # Powers of attention and factors of its scores that are tried, evenly in their logarithm.
 SHARPENINGS = tuple(float(x) for x in np.geomspace(1, 4096, 13))
+ABOVE_RANDOM = "comprehensiveness_above_random"
+KEPT = ("loss", "acmc", "mrta", "ac", ABOVE_RANDOM, "test_accuracy", "test_loss", "entropy")
 
 
 @torch.no_grad()
@@ -248,7 +249,7 @@ def sharpened_as_read(
     for power, parts in batches.items():
         entropies, masses, probabilities, relevant = map(np.concatenate, zip(*parts, strict=True))
         scores = summarize(masses[relevant], probabilities[relevant])
-        masses_of = {name: scores[name] for name in (MASS, "ac", "acmc")}
+        masses_of = {name: scores[name] for name in ("mrta", "ac", "acmc")}
         curve.append({"factor": power, "entropy": float(entropies.mean()), **masses_of})
     return curve
 
@@ -267,14 +268,14 @@ def sharpened_in_the_model(
             weight.copy_(before * factor)
         record = workload.evaluate()
         random = record["null_aopc_comprehensiveness"]
-        record[FAITHFUL] = record["aopc_comprehensiveness"] - random
-        curve.append({"factor": factor} | {name: record[name] for name in ("loss", "acmc", *SHOWN)})
+        record[ABOVE_RANDOM] = record["aopc_comprehensiveness"] - random
+        curve.append({"factor": factor} | {name: record[name] for name in KEPT})
     for weight, before in zip(queries, start, strict=True):
         weight.copy_(before)
     return curve
 
 
-def sharpened(workload: Classification) -> dict[str, Curve]:
+def sharpened(workload: Classification) -> dict[str, list[dict[str, float]]]:
     """The curves of a trained cell: its attention sharpened as ``read``, and in the ``model``."""
     workload.config = workload.config.replace(random_along=True)
     return {"read": sharpened_as_read(workload), "model": sharpened_in_the_model(workload)}
