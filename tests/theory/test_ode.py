@@ -50,7 +50,7 @@ def test_an_integration_that_fails_says_so(monkeypatch):
     class Failed:
         success, message, y = False, "step size is too small", np.zeros((2, 1))
 
-    monkeypatch.setattr("fasterqk.theory._ode.solve_ivp", lambda *arguments, **options: Failed())
+    monkeypatch.setattr("scipy.integrate.solve_ivp", lambda *arguments, **options: Failed())
     with pytest.raises(RuntimeError, match="step size is too small"):
         integrate(Setting(), 1.0, times=1.0)
 
