@@ -36,8 +36,12 @@ def test_tables_are_rebuilt_from_cells_as_they_are_published(file, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_pages_of_claims_and_questions_are_those_that_the_results_give():
-    published = Published(PAPER)
+@pytest.fixture(scope="module")
+def published():
+    return Published(PAPER)
+
+
+def test_the_pages_of_claims_and_questions_are_those_that_the_results_give(published):
     claims, questions = read_claims(published), read_questions(published)
     experiments = {name: text for name, text in EXPERIMENTS.items() if (PAGES / f"{name}.md").is_file()}
     pages = {
@@ -54,8 +58,8 @@ def test_the_pages_of_claims_and_questions_are_those_that_the_results_give():
         assert ratio_table(shown) in (ROOT / page).read_text(encoding="utf-8"), ADVICE
 
 
-def test_the_picture_shows_what_the_results_give(tmp_path):
-    pictures = save_picture(read_lines(Published(PAPER)), tmp_path), PAGES / "images" / "questions.svg"
+def test_the_picture_shows_what_the_results_give(published, tmp_path):
+    pictures = save_picture(read_lines(published), tmp_path), PAGES / "images" / "questions.svg"
     drawn, shown = (path.read_text(encoding="utf-8") for path in pictures)
     # Its words and numbers, and where its marks are; other versions of matplotlib may style them otherwise.
     for part in (r"<text[^>]*>(.*?)</text>", r'<use xlink:href="#\w+" x="([\d.]+)" y="([\d.]+)"'):
