@@ -1,7 +1,7 @@
 """How far two trainings of one cell on different processors are apart, beside the published interval.
 
     fasterqk-lab reproduce table-hatexplain --seeds 1 --out there    # on another processor
-    python tools/noise.py there > lab/paper/noise.csv
+    python -m tools.noise there > lab/paper/noise.csv
 
 Compares every cell that both have after training and prints, per comparison and score, the largest difference
 over arms and seeds, and half the width of the published interval of the effect. The kernels of a processor

@@ -9,6 +9,7 @@ Add cells with ``fasterqk-lab reproduce NAME --export lab/paper/cells/NAME.jsonl
 """
 
 import argparse
+import csv
 import json
 import re
 import tempfile
@@ -149,12 +150,27 @@ def index_page(claims: Sequence[Claim], experiments: Mapping[str, str]) -> str:
             [_claim_row(n, c) for n, c in enumerate(claims, 1) if c.group == group],
         )
     rule = (FOLDER / "rule.md").read_text(encoding="utf-8").rstrip()
-    parts += ["", "## How it is decided", "", rule, "", "## Every experiment", ""]
+    parts += ["", "## How it is decided", "", rule, "", *noise_table(), "", "## Every experiment", ""]
     parts += ["`fasterqk-lab reproduce NAME` makes the figures and tables of a page again.", ""]
     parts += table(
         ["page", "what it shows"], ([_page(name, experiments), what] for name, what in experiments.items())
     )
     return "\n".join(parts) + "\n"
+
+
+def noise_table() -> list[str]:
+    """What training one seed again on another processor changes (`tools/noise.py`), by comparison."""
+    rows: dict[str, list[str]] = {}
+    with (FOLDER / "noise.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            noise = f"{float(row['largest_difference']):.3f} (± {float(row['interval']):.3f})"
+            rows.setdefault(row["experiment"], []).append(noise)
+    about = """\
+**Noise.** The first seed of three comparisons was trained again on another processor. How far its scores lie
+from the published ones after training, and, in brackets, the interval of the effect at that moment:
+"""
+    columns = ["", "MRTA", "test accuracy", "comprehensiveness (AOPC)"]
+    return [about, *table(columns, ([name, *scores] for name, scores in rows.items()))]
 
 
 def _verdicts(claims: Sequence[Claim], command: str) -> str:
