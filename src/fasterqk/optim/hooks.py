@@ -296,7 +296,7 @@ class StepHooks:
             return
         left = {id(parameter) for parameter in model.parameters()}
         for of_module, attribute, parameter in zip(*self._owners, strict=True):
-            if id(parameter) in left:
+            if id(parameter) in left or of_module.get(attribute) is parameter:
                 continue
             if is_sharded(of_module.get(attribute)) and not is_sharded(parameter):
                 raise InputError(
