@@ -55,6 +55,10 @@ INTRODUCTION = """\
 ([how it is decided](#how-it-is-decided), [the evidence](claims.md)). Beyond the paper:
 [open questions](questions.md). Values of single seeds, one tidy table per experiment:
 [lab/paper/results](../../lab/paper/results)."""
+PICTURE = """\
+The two models of a line differ in their learning rates alone. Bar: the 95% interval of the difference,
+paired by seed. Shuffled: the faster model's own attention weights in random order, where these score
+otherwise than uniform ones. [Seeds, numbers and commands](../ratio.md)."""
 # Earlier verdicts, by what they are called now.
 _EARLIER = {
     "holds": "confirmed",
@@ -130,7 +134,7 @@ def index_page(claims: Sequence[Claim], experiments: Mapping[str, str]) -> str:
     counts = ", ".join(f"{sum(c.verdict == v for c in claims)} {v}" for v in VERDICTS)
     parts = ["# Results", "", NOTE, "", f"{len(claims)} claims of the paper: {counts}", INTRODUCTION, ""]
     parts += ["![attention with equal rates and with a faster query-key circuit](images/questions.svg)", ""]
-    parts += ["Ring: equal rates. Dot: queries and keys learn faster. Dotted mark: uniform attention."]
+    parts += [PICTURE]
     parts += ["", "## The paper, element by element", ""]
     rows = []
     for element in elements:

@@ -12,7 +12,7 @@ minus the second; one arm with ``minus``, another score of its own or a number),
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import nan
@@ -38,7 +38,7 @@ from fasterqk_lab.compare import (
     read_values,
     verdict,
 )
-from fasterqk_lab.figures import draw_forest, plotting, svg_bytes
+from fasterqk_lab.figures import COLORS, INK, STANDS_COLORS, draw_forest, plotting, svg_bytes
 from fasterqk_lab.runs import read_cells
 from fasterqk_lab.theory import check_identities
 
@@ -238,34 +238,59 @@ def _theory(entry: Mapping[str, Any]) -> Effect:
 
 # --- The picture ---
 
+TITLE = "Attention on the relevant tokens, both models at the same training loss"
+SHUFFLED: dict[str, Any] = {"marker": "|", "color": COLORS[4], "markersize": 14, "markeredgewidth": 2.2}
+
 
 def save_picture(lines: Sequence[Line], folder: Path) -> Path:
-    """Draw one line per comparison, from top to bottom, as ``questions.svg``; returns its path."""
-    places: list[int] = []
-    headings: dict[str, int] = {}
+    """Draw one line per comparison, from top to bottom, as ``questions.svg``; returns its path.
+
+    Beside the null stands, where it differs, what the faster arm scores with its weights in random order.
+    """
+    places: list[float] = []
+    headings: dict[str, float] = {}
     for line in lines:
-        place = places[-1] + 1 if places else 1
+        place = places[-1] + 1 if places else 1.0
         if line.group not in headings:
-            place += bool(places)
+            place += 1.3 * bool(places)
             headings[line.group] = place - 1
         places.append(place)
+    height = 1.4 + 0.27 * places[-1]
     with plotting() as plt:
-        figure, axis = plt.subplots(figsize=(8.6, 1.0 + 0.29 * (max(places) + 1)))
+        figure = plt.figure(figsize=(7.3, height), layout="none")
+        axis = figure.add_axes((0.425, 0.3 / height, 0.4, 1 - 1.2 / height))
         draw_forest(axis, [line.effect for line in lines], places)
+        left: dict[str, Any] = {"xycoords": ("figure fraction", "data"), "va": "center", "fontsize": 10.5}
+        for line, place, text in zip(lines, places, list(axis.texts), strict=True):
+            effect, half, color = line.effect, line.effect.value.half_width, STANDS_COLORS[line.effect.stands]
+            axis.errorbar(effect.first.mean, place, xerr=half, color=color, capsize=4, zorder=1.9)
+            if effect.permuted is not None and abs(effect.permuted - (effect.null or 0.0)) > effect.margin:
+                axis.plot(effect.permuted, place, zorder=1.8, **SHUFFLED)
+            digits = 3 if half < 0.005 else 2  # two, unless these hide the interval
+            difference = f"{effect.value.mean:+z.{digits}f}".replace("-", "\N{MINUS SIGN}")
+            text.set(text=f"{difference} ± {half:.{digits}f}" if half > 0 else difference, fontsize=10.5)
+            axis.annotate(effect.label, (0.008, place), annotation_clip=False, **left)
         for group, place in headings.items():
-            axis.annotate(
-                group,
-                (0, place),
-                xytext=(-8, 0),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=10,
-                fontweight="bold",
-            )
-        axis.set_yticks(places, [line.effect.label for line in lines])
-        axis.set_ylim(max(places) + 0.7, -0.6)
-        axis.set_xlim(0, 1)
-        axis.set_xlabel("attention on the relevant tokens, at equal training loss")
+            axis.annotate(group, (0.008, place), annotation_clip=False, fontweight="bold", **left)
+        axis.set_yticks(places, [])
+        axis.grid(axis="y", visible=True)
+        axis.spines["left"].set_visible(False)
+        axis.set(xlim=(0, 1), ylim=(places[-1] + 0.7, -0.5))
+        axis.xaxis.set_major_formatter("{x:g}")
+        figure.text(0.008, 1 - 0.1 / height, TITLE, va="top", fontsize=12, fontweight="bold")
+        _picture_legend(axis, dict.fromkeys(line.effect.stands for line in lines), 1 - 0.34 / height)
         return write_bytes(folder / "questions.svg", svg_bytes(figure))
+
+
+def _picture_legend(axis: Any, stands: Iterable[str], top: float) -> None:
+    words = {"more": "more attention", "less": "less attention", "open": "open: the seeds do not decide"}
+    marks: dict[str, dict[str, Any]] = {
+        "equal rates": {"marker": "o", "color": INK, "markerfacecolor": "white", "markersize": 8},
+        "uniform attention": {"marker": "$\\vdots$", "color": "#737373", "markersize": 9},
+        "faster QK, 95% interval": {"marker": "o", "color": INK, "markersize": 5.5, "linestyle": "-"},
+        "its attention, shuffled": SHUFFLED,
+    }
+    marks |= {words.get(name, name): {"marker": "s", "color": STANDS_COLORS[name]} for name in stands}
+    handles = [axis.plot([], [], **{"linestyle": "none"} | mark)[0] for mark in marks.values()]
+    space = {"columnspacing": 1.6, "handletextpad": 0.5, "borderpad": 0.2, "handlelength": 1.7}
+    axis.figure.legend(handles, list(marks), loc="upper left", bbox_to_anchor=(0, top), ncols=3, **space)

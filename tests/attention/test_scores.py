@@ -192,7 +192,7 @@ def test_numbers_as_text():
 
 
 def test_the_documentation_lists_every_score():
-    text = (Path(__file__).parents[2] / "docs" / "measure.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "scores.md").read_text(encoding="utf-8")
     for score in SCORES.values():
         assert score.low is not None
         bounds = f"from {score.low:g}" if score.high is None else f"{score.low:g} to {score.high:g}"

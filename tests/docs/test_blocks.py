@@ -15,7 +15,7 @@ BLOCK = re.compile(r"(<!-- not run: .+? -->\n)?```python\n(.*?)```(?:\n\n```text
 # Pages whose blocks print the text below them to the letter; others show what a larger model prints.
 EXACT = {"capture.md"}
 # Pages with a test of their own, which also runs their commands.
-ELSEWHERE = {"measure.md", "importances.md", "stability.md"}
+ELSEWHERE = {"measure.md", "measure-python.md", "importances.md", "stability.md"}
 PAGES = sorted(path for path in DOCS.glob("*.md") if "```python" in path.read_text(encoding="utf-8"))
 
 WORLD = """
@@ -35,19 +35,23 @@ batches = [batch] * 2
 """
 MORE = {
     "trainers.md": """
-from torch.utils.data import DataLoader
-from accelerate import Accelerator
 from transformers import Trainer, TrainingArguments
 from fasterqk.huggingface import SharpnessCallback, Sharpness, trainer_optimizer
 
-train = train_dataset = [{"input_ids": ids[0], "labels": ids[0]}] * 4
+train_dataset = [{"input_ids": ids[0], "labels": ids[0]}] * 4
 args = TrainingArguments("out", max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
-held, tokenizer, held_batch, held_relevance = None, None, {"input_ids": ids}, torch.ones(2, 6)
-watched = lambda *_: Sharpness(held_batch)
-accelerator, loader = Accelerator(cpu=True), DataLoader(train)
+held_batch, held_relevance = {"input_ids": ids}, torch.ones(2, 6)
+""",
+    "devices.md": """
+from torch.utils.data import DataLoader
+from accelerate import Accelerator
+
+accelerator, loader = Accelerator(cpu=True), DataLoader([{"input_ids": ids[0], "labels": ids[0]}] * 4)
 make_scheduler = lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer)
 """,
-    "optimizer.md": """
+    **dict.fromkeys(
+        ("optimizer.md", "fused.md"),
+        """
 from transformers import GPT2Config, GPT2LMHeadModel
 
 size = dict(n_positions=16, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
@@ -55,6 +59,7 @@ model = GPT2LMHeadModel(GPT2Config(vocab_size=20, **size))
 layers = model.transformer.h
 torch.save(torch.optim.AdamW(model.parameters()).state_dict(), "plain-adamw.pt")
 """,
+    ),
 }
 
 

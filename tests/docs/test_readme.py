@@ -84,7 +84,16 @@ def test_the_ratio_in_the_text_is_the_ratio_that_is_printed(workplace):
 
 
 def test_every_link_leads_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+                path = page.parent / target if target else page
+                assert path.exists(), f"{page.name} links to {target}"
+                assert not anchor or anchor in anchors(path), f"{page.name} links to {target}#{anchor}"
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the site and GitHub make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}

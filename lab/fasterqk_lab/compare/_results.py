@@ -163,10 +163,10 @@ class Measured:
         """The names of all scores that were read then."""
         return list(dict.fromkeys(value.score for value in self.values if value.at == at))
 
-    def null(self, arm: str, score: str, at: str, loss: float | None) -> float | None:
+    def null(self, arm: str, score: str, at: str, loss: float | None, which: str = "null") -> float | None:
         """What uniform attention or a random ranking scores, mean over seeds; at the end if only there."""
         for moment, level in ((at, loss), (END, None)):
-            if values := self.of(arm, null_name(score), moment, level):
+            if values := self.of(arm, null_name(score, which), moment, level):
                 return fmean(values.values())
         return None
 
@@ -273,14 +273,16 @@ def value_at(history: History, level: float, scores: Sequence[str] | None = None
     return {name: value.mean for name, value in crossing["arms"].get("", {}).items()}
 
 
-def null_name(score: str) -> str:
-    """The name of the null of a score, in histories and in tables.
+def null_name(score: str, which: str = "null") -> str:
+    """The name of a null of a score, in histories and in tables.
 
-    >>> null_name("carried_layer_2_best_head_mrta"), null_name("layer_1_ac"), null_name("sufficiency_5")
-    ('carried_layer_2_best_head_null_mrta', 'layer_1_null_ac', 'null_sufficiency_5')
+    >>> null_name("carried_layer_2_best_head_mrta"), null_name("layer_1_ac", "permuted")
+    ('carried_layer_2_best_head_null_mrta', 'layer_1_permuted_ac')
+    >>> null_name("sufficiency_5")
+    'null_sufficiency_5'
     """
     kind = next((kind for kind in LAYER_SCORES if score.endswith(f"_{kind}")), score)
-    return f"{score.removesuffix(kind)}null_{kind}"
+    return f"{score.removesuffix(kind)}{which}_{kind}"
 
 
 def above_random(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,9 +66,10 @@ def margin_of(score: str, baseline: float = nan) -> float:
 class Effect:
     """The difference of two arms in one score, or of one arm from a number or from its own null.
 
-    ``first`` and ``second`` are the values of both. ``progress`` is how far each arm was in its training, as
-    a share. ``curve`` has the difference at every level. ``lowest`` says that the lowest common loss decided
-    because a cell never reached the level; ``missing`` names those cells.
+    ``first`` and ``second`` are the values of both, ``permuted`` is that of the first with its weights in
+    random order. ``progress`` is how far each arm was in its training, as a share. ``curve`` has the
+    difference at every level. ``lowest`` says that the lowest common loss decided because a cell never
+    reached the level; ``missing`` names those cells.
     """
 
     label: str
@@ -80,6 +81,7 @@ class Effect:
     at: str
     loss: float | None = None
     null: float | None = None
+    permuted: float | None = None
     margin: float = MARGIN
     progress: tuple[float, float] | None = None
     curve: tuple[tuple[float, Interval], ...] = ()
@@ -167,6 +169,7 @@ def compare(
         at=at,
         loss=loss,
         null=measured.null(arms[1], score, at, loss),
+        permuted=measured.null(arms[0], score, at, loss, "permuted"),
         progress=_progress(measured, arms, loss),
         curve=_curve(measured, arms, score, seeds) if loss is not None else (),
         lowest=lowest,

@@ -1,5 +1,6 @@
 """Figures and tables: one style, the charts that experiments share, and the documents that the page reads."""
 
+from fasterqk_lab.figures._charts import STANDS_COLORS as STANDS_COLORS
 from fasterqk_lab.figures._charts import Grid as Grid
 from fasterqk_lab.figures._charts import Line as Line
 from fasterqk_lab.figures._charts import Panel as Panel

@@ -78,7 +78,7 @@ def save_forest(
         return save_figure(figure, out, name, rows=map(effect_record, effects), **about)
 
 
-def draw_forest(axis: Any, effects: Sequence[Effect], places: Sequence[int]) -> None:
+def draw_forest(axis: Any, effects: Sequence[Effect], places: Sequence[float]) -> None:
     """Draw the effects of one score on ``axis``, each at its place from the top."""
     for place, effect in zip(places, effects, strict=True):
         color = STANDS_COLORS[effect.stands]

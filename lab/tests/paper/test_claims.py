@@ -105,6 +105,15 @@ def test_lines_of_the_picture_are_effects_at_equal_loss(results):
         assert line.command.split()[0] in EXPERIMENTS
 
 
+def test_weights_in_random_order_score_as_uniform_ones_in_one_layer_and_otherwise_in_rollout(results):
+    effects = {
+        line.effect.label: line.effect for line in read_lines(results) if line.effect.permuted is not None
+    }
+    assert len(effects) > 10
+    for label, effect in effects.items():
+        assert (abs(effect.permuted - effect.null) > effect.margin) == ("layers" in label), label
+
+
 def test_seeds_that_were_added_after_looking_decide_nothing():
     for file in ("claims.toml", "questions.toml"):
         document = tomllib.loads((FOLDER / file).read_text(encoding="utf-8"))

@@ -173,7 +173,7 @@ class Measurement(Rowwise):
         plausibility_sample: int | None = None,
         edges: Sequence[float] = DTAP_EDGES,
     ) -> "Summary":
-        """All scores over all instances; docs/measure.md explains them.
+        """All scores over all instances; docs/scores.md explains them.
 
         Arguments:
             mass_threshold: The mass from which on attention counts as confident (AC, ACMC).
