@@ -1,12 +1,14 @@
 """Labels against the first training pass: right, or refused before the first step, and never in silence."""
 
 import copy
+import gc
 import inspect
 import random
 import re
 import textwrap
 import types
 import warnings
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -387,3 +389,16 @@ def test_a_layout_is_for_a_tensor_of_its_row_count():
     labels = {part.parameter: (part.role, part.axis) for part in find_circuits(model)}
     name = "transformer.h.0.attn.c_attn.parametrizations.weight.original"
     assert [labels[f"{name}{place}"] for place in range(3)] == [("q", None), ("k", None), ("v", None)]
+
+
+def test_a_dropped_model_leaves_no_block_behind():
+    """Tensors of the comparison hold the block; autograd would keep them, out of sight of the collector."""
+    model = Model()
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5)
+    model(IDS).sum().backward()
+    optimizer.step()
+    assert not hooks_of(optimizer).first_pass.unseen
+    kept = [weakref.ref(part) for part in (model, model.layers[0], model.layers[0].q_proj.weight)]
+    del model, optimizer
+    gc.collect()
+    assert [reference() for reference in kept] == [None] * 3

@@ -360,6 +360,9 @@ def test_instances_and_heads_in_one_axis_are_told_apart(rows: Tensor | None) -> 
     with pytest.raises(InputError, match=r"has shape \(4, 5, 5\), which is not \(batch, head, query, key\)"):
         capture(Flat(heads_first=True), {"x": states()}, rows=rows)
     assert capture(Flat(heads_first=True), states(batch=1))[0].shape == (1, 2, 5, 5)
+    unknown = states()
+    unknown[0, 0] = torch.nan
+    assert capture(model, unknown, rows=rows)[0].isnan().any((1, 2, 3)).tolist() == [True, False]
 
 
 def test_a_row_that_sees_no_key_has_no_attention() -> None:

@@ -147,7 +147,7 @@ def _probe_block(
         random_states_kept(),
         torch.enable_grad(),
         torch.autocast(device, enabled=False),
-        torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept),
+        torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept),
         _disable_current_modes(),  # activation checkpointing counts what runs inside of it
         isolated(block, model),
         probe_running(),
@@ -293,18 +293,16 @@ def _probe(
         evidence.foreign |= {name: foreign} if foreign else {}
         if heads and len(calls) == 1:
             _count_heads(evidence, name, calls[0], blocks.parameters[name], codes_of[name])
+    for call in trace.calls:  # it and its tensors hold each other through autograd, where Python cannot see
+        vars(call).clear()
     return evidence
 
 
 def _count_heads(
-    evidence: Evidence,
-    name: str,
-    call: ProbedCall,
-    parameters: dict[str, nn.Parameter],
-    codes: dict[str, Tensor],
+    evidence: Evidence, name: str, call: ProbedCall, held: dict[str, nn.Parameter], codes: dict[str, Tensor]
 ) -> None:
     try:
-        counts, lines = heads_of(call, parameters, codes)
+        counts, lines = heads_of(call, held, codes)
     except ValueError:
         evidence.irregular.add(name)
         return

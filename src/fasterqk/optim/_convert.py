@@ -65,8 +65,8 @@ def _checked(name: str, entries: Mapping[str, Any], parameter: nn.Parameter | No
     """A copy of the saved state of one parameter."""
     if parameter is None:
         raise InputError(
-            f"the saved state has {name!r}, which the model does not have; if that is a slice, load it "
-            "into an optimizer with the ratio it was saved with, and convert the state_dict() of that"
+            f"the saved state has {name!r}, which the model does not have; states by slice, as fasterqk "
+            "0.1 saved them, cannot be converted: go on with the weights alone and a new optimizer"
         )
     for entry, value in entries.items():
         shape = getattr(value, "shape", ())

@@ -296,7 +296,7 @@ class StepHooks:
             return
         left = {id(parameter) for parameter in model.parameters()}
         for of_module, attribute, parameter in zip(*self._owners, strict=True):
-            if id(parameter) in left:
+            if id(parameter) in left or of_module.get(attribute) is parameter:
                 continue
             if is_sharded(of_module.get(attribute)) and not is_sharded(parameter):
                 raise InputError(
@@ -481,16 +481,16 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def replace_method(optimizer: torch.optim.Optimizer, name: str, method: Callable[..., Any]) -> None:
-    """Let ``optimizer.name(...)`` call ``method(optimizer, ...)``.
-
-    A bound method, as torch's schedulers make of `step`: it keeps the optimizer alive where it is passed on.
-    """
+    """Let ``optimizer.name(...)`` call ``method(optimizer, ...)``, without keeping the optimizer alive."""
+    reference = weakref.ref(optimizer)
 
     @wraps(getattr(type(optimizer), name))
-    def call(this: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def call(_: Any, *args: Any, **kwargs: Any) -> Any:
+        if (this := reference()) is None:
+            raise InputError(f"this optimizer is gone: keep it in a variable before {name}() is called")
         return method(this, *args, **kwargs)
 
-    setattr(optimizer, name, MethodType(call, optimizer))
+    setattr(optimizer, name, MethodType(call, weakref.proxy(optimizer)))  # bound, as schedulers expect
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:

@@ -308,8 +308,7 @@ class WrittenScores(Scores):
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         products, logits = self.products, self.logits
         if rows is not None:
-            rows = rows.to(products.device)
-            products, logits = products.index_select(2, rows), logits.index_select(2, rows)
+            products, logits = (part.index_select(2, rows.to(part.device)) for part in (products, logits))
         yield _wide(products), _wide(logits), logits > self.hidden
 
 
@@ -430,9 +429,11 @@ class LogitTrace(AttentionTrace):
         logits = operation.tensors[0]
         origin: Products | None = getattr(logits, self.tag, None)
         if origin is not None:
-            shifted = origin.logits is not None
-            shown = origin.logits if shifted else logits.detach()
-            about = origin.capped, shifted, origin.vectors, origin.hidden
+            shown, before = logits.detach(), origin.logits
+            if before is not None:  # a mask may also have come after the maximum
+                same = shown.shape == before.shape
+                shown = _masked(before, shown > origin.hidden) if same else before
+            about = origin.capped, before is not None, origin.vectors, origin.hidden
             self.saw(WrittenScores, origin.products, shown, self.heads, *about)
             delattr(logits, self.tag)  # autograd may keep the tensor
         return operation.run()
@@ -487,10 +488,11 @@ def _scaled(origin: Products, operation: Operation, source: Tensor, output: Tens
             return operation.func(*arguments, **operation.kwargs)
 
     logits = None if origin.logits is None else scaled(origin.logits)
-    numbers = [argument for argument in operation.args if argument is not source]
-    hidden = origin.hidden  # a mask is scaled with the rest
-    if len(numbers) == 1 and (not isinstance(numbers[0], Tensor) or numbers[0].numel() == 1):
-        hidden = -abs(float(scaled(torch.full((1,), hidden, device=output.device))))
+    numbers = [x for x in (*operation.args, *operation.kwargs.values()) if x is not source]
+    shape = numbers[0].shape if numbers and isinstance(numbers[0], Tensor) else torch.Size()
+    hidden = origin.hidden  # a mask is scaled with the rest, by the smallest number of those by head
+    if len(numbers) == 1 and shape[-2:].numel() == 1:
+        hidden = -float(scaled(torch.full(shape, hidden, device=output.device)).abs().amin())
     return replace(origin, products=scaled(origin.products), logits=logits, hidden=hidden)
 
 
