@@ -62,7 +62,7 @@ def _optimizer_step(width: int) -> Work:
     optimizer = make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    return optimizer.step
+    return lambda: optimizer.step()  # which keeps the optimizer
 
 
 def _capture(tokens: int) -> Work:
