@@ -57,7 +57,7 @@ print(json.dumps(outcomes))
 """
 HELP = ["--help", "circuits --help", "theory solve --help"]
 NEEDS = {
-    "theory solve --qk-ratio 10 --loss 1e-4": "theory",
+    "theory solve --qk-ratio 10 --loss 1e-4 --optimizer sign": "theory",
     "circuits gpt2": "hf",
     "measure --model model --data data.jsonl": "hf",
 }
@@ -93,7 +93,8 @@ def test_commands_name_the_extra_they_need_and_help_needs_none(
 
 
 def test_a_function_names_the_extra_it_needs() -> None:
-    code = "import fasterqk\ntry: fasterqk.theory\nexcept fasterqk.InputError as error: print(error)"
+    call = "fasterqk.theory.solve(fasterqk.theory.Setting(), 10, loss=1e-4, optimizer='sign')"
+    code = f"import fasterqk\ntry: {call}\nexcept fasterqk.InputError as error: print(error)"
     done = run_without_extras(code)
     assert done.stdout == "scipy is not installed; `pip install 'fasterqk[theory]'` installs it\n"
 
