@@ -13,6 +13,7 @@ from fasterqk.cli.common import (
     add_action,
     add_json,
     add_page_options,
+    check_out,
     examples,
     list_of,
     positive_float,
@@ -20,7 +21,6 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import cell_text, is_interval, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
-from fasterqk.files import check_output
 
 if TYPE_CHECKING:
     from fasterqk_lab.experiments import Experiment, Option
@@ -286,7 +286,8 @@ def run_bench(arguments: argparse.Namespace) -> int:
             if unknown := [name for name in arguments.skip if name not in BENCHMARKS]:
                 raise InputError(f"--skip {unknown[0]!r} is not one of {', '.join(BENCHMARKS)}")
             every = {name: _benchmark(name) for name in BENCHMARKS if name not in arguments.skip}
-            result = run_all(progress, check_output(arguments.out), every)
+            check_out(arguments.out)
+            result = run_all(progress, Path(arguments.out), every)
         else:
             result = _benchmark(name)(progress)
     return print_result(arguments.json, result, _show_all if name == "all" else _show_benchmark)

@@ -2,10 +2,11 @@
 
 import json
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from fasterqk_lab.benchmarks import library
+from fasterqk_lab.benchmarks import growth, library
 from fasterqk_lab.cli.main import main
 from fasterqk_lab.cli.reproduce import BENCHMARKS, OF_TRAINING
 
@@ -24,3 +25,11 @@ def test_what_a_benchmark_returns_is_printed(
     assert json.loads(capsys.readouterr().out) == {"speedup": 2.0}
     assert main(["bench", "circuits"]) == 0
     assert capsys.readouterr().out.split() == ["measured", "value", "speedup", "2"]
+
+
+def test_all_goes_on_in_the_folder_of_an_earlier_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "GROWTH", {})
+    words = ["bench", "all", "--out", str(tmp_path), "--skip", ",".join(BENCHMARKS), "--json"]
+    assert main(words) == 0 and main(words) == 0, capsys.readouterr().err
