@@ -81,9 +81,13 @@ def test_an_instance_has_possible_values(change, message):
 
 
 def test_lists_and_marks_of_0_and_1_are_arrays_of_their_kind():
-    made = Instance([4, 5, 6], [0, 1, 1], [0, 0, 1])
-    assert (made.tokens.dtype, made.rankable.dtype, made.relevance.dtype) == (np.int64, bool, float)
-    assert made.rationale.tolist() == [False, True]
+    instance = Instance([4, 5, 6], [0, 1, 1], [0, 0, 1])
+    assert (instance.tokens.dtype, instance.rankable.dtype, instance.relevance.dtype) == (
+        np.int64,
+        bool,
+        float,
+    )
+    assert instance.rationale.tolist() == [False, True]
 
 
 def test_rows_may_have_tuples_and_arrays():

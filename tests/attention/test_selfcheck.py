@@ -184,12 +184,12 @@ class Recurrent(Pooling):
 
 @pytest.mark.parametrize("kind", [Rationed, Recurrent])
 def test_any_classifier_whose_texts_change_each_other_runs_text_by_text(kind):
-    own, instances = kind("first").double().eval(), texts(lengths=(3, 5, 9, 4, 7, 6, 8, 10))
-    measurement = quickly(TorchClassifier(own, classes="ab"), instances)
+    module, instances = kind("first").double().eval(), texts(lengths=(3, 5, 9, 4, 7, 6, 8, 10))
+    measurement = quickly(TorchClassifier(module, classes="ab"), instances)
     assert "every text is run by itself" in measurement.settings["notes"][0]
     for instance, probability in zip(instances, measurement.columns["probability"], strict=True):
         tokens = torch.tensor(instance.tokens[None])
-        alone = own(tokens, tokens == tokens).softmax(-1)[0, 0]
+        alone = module(tokens, tokens == tokens).softmax(-1)[0, 0]
         assert probability == pytest.approx(alone.item(), abs=1e-12)
 
 

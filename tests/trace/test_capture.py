@@ -368,8 +368,8 @@ def test_instances_and_heads_in_one_axis_are_told_apart(rows: Tensor | None) -> 
 def test_a_row_that_sees_no_key_has_no_attention() -> None:
     class Blind(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            seen = torch.tensor([True, True, False]).unsqueeze(1)
-            return F.scaled_dot_product_attention(x, x, x, attn_mask=seen)
+            visible = torch.tensor([True, True, False]).unsqueeze(1)
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=visible)
 
     model, x = Blind(), torch.randn(1, 2, 3, 4)
     captured = capture(model, x, differentiable=True)

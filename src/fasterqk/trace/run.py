@@ -328,11 +328,11 @@ def _in_blocks(
         return attend(read, key[..., :1])[1]  # whatever the values are
 
     lazy = LazyLayer((batch, heads, length, key.shape[-2]), query.dtype, rows)
-    seen = torch.ones(batch, length, length, dtype=torch.bool)
+    visible = torch.ones(batch, length, length, dtype=torch.bool)
     if mask is not None:
-        seen = visible_keys(mask.expand(batch, -1, -1, -1))
+        visible = visible_keys(mask.expand(batch, -1, -1, -1))
     call = AttentionCall((), module=module)
-    call.mask = _shared(seen, [other.mask for other in recorder.calls if other.mask is not None])
+    call.mask = _shared(visible, [other.mask for other in recorder.calls if other.mask is not None])
     if recorder.rows is None:
         call.lazy = lazy
     else:
