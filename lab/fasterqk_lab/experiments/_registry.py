@@ -37,7 +37,9 @@ EXPERIMENTS = {
     "norms-hatexplain": "HateXplain, one layer: norms of the weights of both arms at equal loss",
     "ablation-hatexplain": "which change sharpens attention on HateXplain: one change per arm, at equal loss",
     "rivals-hatexplain": "faster QK beside supervised attention, an entropy penalty, a learned temperature",
+    "rivals-sva": "the same on subject-verb agreement, where subject and verb are the marked words",
     "timing-hatexplain": "the ratio in the first third of training, in the last third, or always",
+    "timing-toy": "the same in the toy language, by steps of SGD",
     "ratio-or-rate": "HateXplain at equal loss over base rate and ratio, and with all but QK slowed",
     "temperature-hatexplain": "is faster QK more than a sharper softmax? both arms at equal loss and entropy",
     "faithfulness": "comprehensiveness and sufficiency minus those of random rankings, at equal loss",
@@ -65,8 +67,8 @@ _SHARED = {
     name: module
     for module, names in {
         "ablation_hatexplain": (
-            *("rivals-hatexplain", "timing-hatexplain", "finetune-hatexplain", "finetune-decoder"),
-            "future-work",
+            *("rivals-hatexplain", "rivals-sva", "timing-hatexplain", "timing-toy"),
+            *("finetune-hatexplain", "finetune-decoder", "future-work"),
         ),
         "all": ("claims", "questions"),
         "covert": ("covert-channel", "covert-hatexplain"),

@@ -1,17 +1,18 @@
 """HateXplain and the toy language, one change per arm at equal loss: what changes attention beside a ratio.
 
-`ablation-hatexplain`: one change per arm in a model of one layer. `rivals-hatexplain`, `timing-hatexplain`:
-other ways to sharp attention, and when the ratio counts. `finetune-hatexplain`: a pretrained encoder
-(MiniLM), which rests much of its attention on ``[CLS]`` and ``[SEP]``; `finetune-decoder`: a pretrained
-decoder (SmolLM2-135M-Instruct), which rests it on the first token. Attention on marked words is therefore
-also taken among words alone. `future-work`: at equal rates, an imbalance between QK and OV at the start
-(their product as before), weight decay of one circuit, gradients of one norm; in the toy language in the
-protocols `four-tokens`, in which a faster QK raises attention (`phase`), and `literal`, in which it does not
-(`covert-channel`).
+`ablation-hatexplain`: one change per arm in a model of one layer. `rivals-hatexplain`, `rivals-sva`: other
+ways to sharp attention. `timing-hatexplain`, `timing-toy`: when the ratio counts. `finetune-hatexplain`: a
+pretrained encoder (MiniLM), which rests much of its attention on ``[CLS]`` and ``[SEP]``; `finetune-decoder`:
+a pretrained decoder (SmolLM2-135M-Instruct), which rests it on the first token. Attention on marked words is
+therefore also taken among words alone. `future-work`: at equal rates, an imbalance between QK and OV at the
+start (their product as before), weight decay of one circuit, gradients of one norm; in the toy language in
+the protocols `four-tokens`, in which a faster QK raises attention (`phase`), and `literal`, in which it does
+not (`covert-channel`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 
 from fasterqk.attention.scores import title_of
 from fasterqk_lab.experiments._comparison import (
+    BASELINE,
     EQUAL,
     Comparison,
     Outcome,
@@ -31,6 +33,7 @@ from fasterqk_lab.experiments._comparison import (
 from fasterqk_lab.experiments._registry import Option
 from fasterqk_lab.experiments._synthetic import TRAIN_CELL, panels
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO
+from fasterqk_lab.experiments.table_main import SVA_RATIO, table_sva
 from fasterqk_lab.figures import Grid, Point, save_grids, save_scatter
 from fasterqk_lab.synthetic import Init, SyntheticCell
 from fasterqk_lab.training import TrainConfig
@@ -137,8 +140,9 @@ EXPERIMENT = of_arms("ablation-hatexplain", ablation_hatexplain)
 # Only supervised attention, a loss that shows the model the marked words, needs these to train.
 
 SUPERVISED = (0.1, 1.0, 10.0)
-PENALTIES = (0.03, 0.3)
-RIVAL_RATIOS = (10, QK_RATIO)
+PENALTIES = (0.03, 0.3, 3.0)
+# How much faster than everything else a learned temperature is, beside the base rate.
+TEMPERATURES = (30, 300)
 SHOWN, SHARPENED = "shown the marked words", "sharpened otherwise"
 
 
@@ -147,24 +151,20 @@ def supervised_arm(weight: float) -> str:
     return f"supervised, weight {weight:g}"
 
 
-def rivals(seeds: int = 5) -> Comparison:
-    """Every way beside equal rates, at a constant rate as in `ablation-hatexplain`.
-
-    >>> list(rivals().arms)[-2:]
-    ['temperature', 'temperature ×30']
-    """
-    base = constant_rate()
+def rivals(name: str, title: str, base: TrainConfig, ratios: Sequence[float], seeds: int) -> Comparison:
+    """Every way beside equal rates, in the training of ``base``."""
     learned = base.replace(temperature=True)
-    arms = ratio_arms(base, RIVAL_RATIOS)
+    arms = ratio_arms(base, ratios)
     arms |= {supervised_arm(weight): base.replace(attention_loss=weight) for weight in SUPERVISED}
     arms |= {f"entropy penalty {weight:g}": base.replace(entropy_loss=weight) for weight in PENALTIES}
-    arms |= {
-        "temperature": learned,
-        f"temperature ×{QK_RATIO}": learned.replace(qk_ratio=QK_RATIO, faster=("*.log_temperature",)),
-    }
+    for ratio in TEMPERATURES:
+        faster = {"qk_ratio": ratio, "faster": ("*.log_temperature",)}
+        arms |= (
+            {f"temperature ×{ratio}": learned.replace(**faster)} if ratio > 1 else {"temperature": learned}
+        )
     return Comparison(
-        "rivals-hatexplain",
-        "HateXplain, one layer: other ways to sharp attention",
+        name,
+        f"{title}, one layer: other ways to sharp attention",
         "paper",
         arms,
         seeds_from(seeds),
@@ -174,6 +174,25 @@ def rivals(seeds: int = 5) -> Comparison:
     )
 
 
+def rivals_hatexplain(seeds: int = 5) -> Comparison:
+    """At a constant rate, as in `ablation-hatexplain`.
+
+    >>> list(rivals_hatexplain().arms)[-2:]
+    ['temperature ×30', 'temperature ×300']
+    """
+    return rivals("rivals-hatexplain", "HateXplain", constant_rate(), (10, QK_RATIO), seeds)
+
+
+def rivals_sva(seeds: int = 5) -> Comparison:
+    """On whole agreement sentences, trained as in `table-sva`.
+
+    >>> list(rivals_sva().arms)[:3]
+    ['equal rates', 'QK ×10', 'QK ×30']
+    """
+    base = table_sva(form="whole").arms[BASELINE]
+    return rivals("rivals-sva", "Subject-verb agreement", base, (10, 30, SVA_RATIO), seeds)
+
+
 def save_rivals(outcome: Outcome, out: Path) -> dict[str, str]:
     """Draw attention and accuracy of every way; returns the paths."""
     others = [arm for arm in outcome.comparison.arms if arm != EQUAL and not arm.startswith("QK")]
@@ -181,35 +200,59 @@ def save_rivals(outcome: Outcome, out: Path) -> dict[str, str]:
     return save_changes(outcome, out, kinds)
 
 
-def timing(seeds: int = 3) -> Comparison:
-    """The ratio always, or in one third of the paper's 30 epochs alone.
+def thirds(change: Callable[..., Any], ratio: float, ends: float, begins: float) -> dict[str, Any]:
+    """Never, always, until the first third ``ends``, and once the last one ``begins``."""
+    return {
+        EQUAL: change(),
+        "always": change(qk_ratio=ratio),
+        "first third": change(qk_ratio=ratio, ratio_until=ends),
+        "last third": change(qk_ratio=ratio, ratio_from=begins),
+    }
 
-    >>> timing().arms["first third"].optimisation.ratio_until
+
+# A ratio that ends or begins acts from then on: arms are compared at the end, the loss stands beside.
+
+
+def timing_hatexplain(seeds: int = 3) -> Comparison:
+    """In the paper's 30 epochs.
+
+    >>> timing_hatexplain().arms["first third"].optimisation.ratio_until
     0.333
     """
-    base = TrainConfig("hatexplain")
-    faster = base.replace(qk_ratio=QK_RATIO)
-    arms = {
-        EQUAL: base,
-        "always": faster,
-        "first third": faster.replace(ratio_until=0.333),
-        "last third": faster.replace(ratio_from=0.667),
-    }
-    title = "HateXplain, one layer: when the ratio counts"
-    # A ratio that ends or begins acts from then on: arms are compared at the end, the loss stands beside.
     return Comparison(
         "timing-hatexplain",
-        title,
+        "HateXplain, one layer: when the ratio counts",
         "paper",
-        arms,
+        thirds(TrainConfig("hatexplain").replace, QK_RATIO, 0.333, 0.667),
         seeds_from(seeds),
         scores={"loss": "training loss"} | SCORES,
         at="end",
     )
 
 
-RIVALS = of_arms("rivals-hatexplain", rivals)
-TIMING = of_arms("timing-hatexplain", timing)
+def timing_toy(seeds: int = 3) -> Comparison:
+    """In 1,200 steps of SGD, after which the loss of equal rates is about .01.
+
+    >>> timing_toy().arms["last third"].ratio_from
+    800
+    """
+    base = replace(toy_base("four-tokens", "SGD"), max_steps=1200, stop="never")
+    return Comparison(
+        "timing-toy",
+        "Toy language: when the ratio counts",
+        "",
+        thirds(partial(replace, base), TOY_RATIO, 400, 800),
+        tuple(range(seeds)),
+        scores={"loss": "training loss", "mrta": "MRTA"},
+        function=TRAIN_CELL,
+        at="end",
+    )
+
+
+RIVALS = of_arms("rivals-hatexplain", rivals_hatexplain)
+RIVALS_SVA = of_arms("rivals-sva", rivals_sva)
+TIMING = of_arms("timing-hatexplain", timing_hatexplain)
+TIMING_TOY = of_arms("timing-toy", timing_toy, needs_data=False)
 
 # --- Pretrained models ---
 
@@ -378,15 +421,22 @@ TOY_NORM = 0.03
 TOY_STEPS = 60_000
 
 
+def toy_base(protocol: str, optimizer: str) -> SyntheticCell:
+    """Equal rates.
+
+    Adam passes all losses within a few hundred steps: short epochs of fresh batches show more of the way.
+    """
+    options = {"max_steps": TOY_STEPS, "target_loss": LOWER_LEVELS[-1] / 2} | TOY_OPTIMIZERS[optimizer]
+    return replace(panels(protocol, ["a"])[0].cell, fresh=True, batches=10, **options)
+
+
 def toy_arms(protocol: str, optimizer: str) -> dict[str, SyntheticCell]:
     """The arms of one protocol and optimizer, equal rates first.
 
     >>> list(toy_arms("four-tokens", "SGD"))[:3]
     ['equal rates', 'QK ×10', 'W_QK ×10, W_OV ÷10 at the start']
     """
-    base = replace(panels(protocol, ["a"])[0].cell, max_steps=TOY_STEPS, **TOY_OPTIMIZERS[optimizer])
-    # Adam passes all losses within a few hundred steps: short epochs of fresh batches show more of the way.
-    base = replace(base, target_loss=LOWER_LEVELS[-1] / 2, fresh=True, batches=10)
+    base = toy_base(protocol, optimizer)
     decay, scale = TOY_DECAY[optimizer], base.ov_init.scale
 
     def starting(qk: float) -> SyntheticCell:

@@ -168,7 +168,8 @@ class SyntheticCell:
     """A training on the toy language; the defaults are the `literal` protocol of figure 2.
 
     The query-key circuit learns at ``qk_ratio * lr``, the output-value circuit at ``lr``. With
-    ``ramp_steps`` the ratio grows linearly from 1 over that many steps and is then held. ``role_ratios``
+    ``ramp_steps`` the ratio grows linearly from 1 over that many steps and is then held; before the step
+    ``ratio_from`` and from ``ratio_until`` on (None: never) it is 1. ``role_ratios``
     multiply the rates of the factors q, k, v and o further; a collapsed circuit has no such factors.
 
     An epoch is ``batches`` batches of ``batch`` sequences: the same ones each time, or with ``fresh``
@@ -181,6 +182,8 @@ class SyntheticCell:
     seed: int = 0
     qk_ratio: float = 1.0
     ramp_steps: int = 0
+    ratio_from: int = 0
+    ratio_until: int | None = None
     role_ratios: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of q, k, v and o
     qk_decay: float = 0.0  # weight decay of each circuit; a step takes lr times as much off
     ov_decay: float = 0.0
@@ -210,8 +213,8 @@ class SyntheticCell:
                 raise InputError(f"{name} {getattr(self, name)} is not a finite number above 0")
         if self.gradient_norm is not None and not 0 < self.gradient_norm < inf:
             raise InputError(f"gradient_norm {self.gradient_norm} is not a finite number above 0")
-        for name in ("seed", "ramp_steps", "qk_decay", "ov_decay"):
-            if getattr(self, name) < 0:
+        for name in ("seed", "ramp_steps", "ratio_from", "ratio_until", "qk_decay", "ov_decay"):
+            if (getattr(self, name) or 0) < 0:
                 raise InputError(f"{name} {getattr(self, name)} must not be negative")
         object.__setattr__(self, "role_ratios", tuple(float(ratio) for ratio in self.role_ratios))
         if len(self.role_ratios) != 4 or not all(0 < ratio < inf for ratio in self.role_ratios):

@@ -58,7 +58,7 @@ class Task(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """OV learns at ``lr``; QK at ``lr`` times ``qk_ratio``, which a ramp reaches linearly from 1.
+    """OV learns at ``lr``; QK at ``lr`` times the ratio of :func:`ratio_at`.
 
     ``roles`` multiplies that for each array of :class:`Weights`, 0 for scores that factors make; ``decays``
     are their weight decays. ``gradient_norm`` is that of either circuit (0: as it is).
@@ -68,6 +68,8 @@ class Schedule(NamedTuple):
     qk_ratio: float
     roles: tuple[float, float, float, float, float]
     ramp_steps: int  # 0: the ratio holds from the first step
+    ratio_from: int
+    ratio_until: int
     adam: bool
     decays: tuple[float, float, float, float, float]
     gradient_norm: float
@@ -112,7 +114,7 @@ def train_epoch(
         if schedule.gradient_norm > 0:
             _normalize(schedule.gradient_norm, weights, gradients)
         step = first_step + i
-        qk_lr = schedule.lr * ratio_at(step, schedule.qk_ratio, schedule.ramp_steps)
+        qk_lr = schedule.lr * ratio_at(step, schedule)
         for part in range(_PARTS):
             # Decoupled weight decay, before the step; for SGD it is the same as a decay in the gradient.
             if schedule.decays[part] > 0:
@@ -126,11 +128,16 @@ def train_epoch(
 
 
 @compiled
-def ratio_at(step: int, qk_ratio: float, ramp_steps: int) -> float:
-    """The learning-rate ratio at a step: from 1 linearly to ``qk_ratio`` over ``ramp_steps``, then held."""
-    if step >= ramp_steps:
-        return qk_ratio
-    return 1.0 + (qk_ratio - 1.0) * step / ramp_steps
+def ratio_at(step: int, schedule: Schedule) -> float:
+    """The learning-rate ratio at a step: from 1 linearly to ``qk_ratio`` over ``ramp_steps``, then held.
+
+    It is 1 before ``ratio_from`` and from ``ratio_until`` on.
+    """
+    if step < schedule.ratio_from or step >= schedule.ratio_until:
+        return 1.0
+    if step >= schedule.ramp_steps:
+        return schedule.qk_ratio
+    return 1.0 + (schedule.qk_ratio - 1.0) * step / schedule.ramp_steps
 
 
 @compiled
@@ -225,6 +232,8 @@ class Trainer:
             qk_ratio=cell.qk_ratio,
             roles=(scores, k, q, v, o),
             ramp_steps=cell.ramp_steps,
+            ratio_from=cell.ratio_from,
+            ratio_until=cell.max_steps if cell.ratio_until is None else cell.ratio_until,
             adam=adam,
             decays=(scores * cell.qk_decay, cell.qk_decay, cell.qk_decay, cell.ov_decay, cell.ov_decay),
             gradient_norm=cell.gradient_norm or 0.0,

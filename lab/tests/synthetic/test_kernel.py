@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lab.tests.synthetic.matrices import count_tokens, draw_sequences, load_matrices, unpack
 from torch.nn import functional
 
+from fasterqk.errors import InputError
 from fasterqk_lab.benchmarks.training import AttentionModel
 from fasterqk_lab.synthetic import (
     PARAMETERIZATIONS,
@@ -172,7 +173,7 @@ def trajectories(cell: SyntheticCell, batches: int, epochs: int):
     for _ in range(epochs):
         trainer.epoch()
         for one in drawn:
-            ratio = ratio_at(step, cell.qk_ratio, cell.ramp_steps)
+            ratio = ratio_at(step, trainer.schedule)
             for group in optimizer.param_groups:
                 group["lr"] = cell.lr * (ratio if group["circuit"] == "qk" else 1.0)
             optimizer.zero_grad()
@@ -212,6 +213,17 @@ def test_adam_equals_torch(parameterization):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-8)
 
 
+def ratios(steps, **options):
+    schedule = Trainer(SyntheticCell("FAFO", qk_ratio=11.0, **options)).schedule
+    return [ratio_at(step, schedule) for step in steps]
+
+
 def test_the_ramp_is_linear_and_then_held():
-    assert [ratio_at(step, 11.0, 100) for step in (0, 50, 100, 1000)] == [1.0, 6.0, 11.0, 11.0]
-    assert ratio_at(0, 11.0, 0) == 11.0
+    assert ratios((0, 50, 100, 1000), ramp_steps=100) == [1.0, 6.0, 11.0, 11.0]
+    assert ratios((0,)) == [11.0]
+
+
+def test_the_ratio_holds_in_a_part_of_training():
+    assert ratios((0, 9, 10, 19, 20, 1000), ratio_from=10, ratio_until=20) == [1, 1, 11, 11, 1, 1]
+    with pytest.raises(InputError, match="ratio_until -1"):
+        SyntheticCell("FAFO", ratio_until=-1)
