@@ -337,17 +337,19 @@ def _moment(at: str) -> str:
 
 
 def _table_parts(document: Mapping[str, Any]) -> list[str]:
-    """A table in Markdown; one that compares arms is shown moment by moment.
+    """A table in Markdown; one that compares arms is shown moment by moment, what decides first.
 
-    Of what is exploratory it has equal loss, and the end where others print a number for it.
+    Of what is exploratory it has equal loss, and the end where others print a number for it. Nulls stand in
+    a column; the stronger ones as scores of their own are left to the file.
     """
     columns = {column["key"]: column["label"] for column in document["columns"]}
     parts = ["", f"## {document['title']}: table", "", document["caption"]]
     equal = ("equal loss", "lowest common loss")
     moments: dict[str, list[Mapping[str, Any]]] = {}
-    for row in document["rows"]:
+    for row in sorted(document["rows"], key=lambda row: row.get("kind") == "exploratory"):
         at = row["at"] if "kind" in columns else ""
-        if row.get("kind") != "exploratory" or at in equal or "paper" in row:
+        kind = row.get("kind")
+        if kind != "null" and (kind != "exploratory" or at in equal or "paper" in row):
             moments.setdefault(equal[0] if at in equal else at, []).append(row)
     for at, rows in moments.items():
         shown: Sequence[Mapping[str, Any]] = rows

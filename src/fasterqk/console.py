@@ -107,6 +107,8 @@ def cell_text(value: Any, digits: int | None = None) -> str:
 
     >>> cell_text({"mean": 0.5, "half_width": 0.25, "n": 3}, 2), cell_text(None)
     ('0.50 ± 0.25', '–')
+    >>> cell_text({"mean": -2e-17, "half_width": 4e-17, "n": 3})
+    '0 ± 0'
     """
     value = plain(value)
     if isinstance(value, bool):
@@ -119,6 +121,8 @@ def cell_text(value: Any, digits: int | None = None) -> str:
     half_width = value["half_width"]
     if half_width is None:
         return number_text(mean, digits)
+    # Equal numbers of which two sums differ in the last bit.
+    mean, half_width = (0.0 if abs(number) < 1e-12 else number for number in (mean, half_width))
     if digits is None and max(abs(mean), half_width) < 1e-3:
         return " ± ".join(number_text(float(f"{number:.2g}")) for number in (mean, half_width))
     if digits is None:

@@ -336,7 +336,8 @@ class Outcome:
             return {}
         row: dict[str, Any] = {"name": score, "score": self.scores[score], "at": AT_TEXTS.get(at, at)}
         row |= {"loss": loss, "arm": arm}
-        row["kind"] = "decides" if score in comparison.decides else "exploratory"
+        kind = "null" if is_null(score) else "exploratory"
+        row["kind"] = "decides" if score in comparison.decides else kind
         row |= {"value": interval(chosen), "null": self.measured.null(arm, score, at, loss)}
         if effect:
             row["difference"] = effect.value
