@@ -43,6 +43,17 @@ def test_hand_worked_instances():
     assert (lower["ac"], lower["acmc"]) == (75.0, 25.0)
 
 
+def test_the_papers_worked_example():
+    """The baseline on SQuAD: 11.13 + 1.47 + .01 + .04 = 12.65 and 11.13 + 1.47 = 12.6 (appendix, metrics)."""
+    edges = (0.0, 0.05, 0.1, 0.5, 1.0)
+    counts = {(0.3, 0.7): 1113, (0.7, 0.7): 147, (0.3, 0.07): 1, (0.7, 0.02): 4, (0.02, 0.7): 8735}
+    mass, probability = np.repeat(list(counts), list(counts.values()), axis=0).T
+    scores = summarize(mass, probability, edges=edges, mass_threshold=0.1, probability_threshold=0.1)
+    assert scores["ac"] == pytest.approx(12.65, abs=1e-12)
+    assert scores["acmc"] == pytest.approx(12.6, abs=1e-12)
+    assert np.array(scores["dtap"])[:, 2:].sum() == pytest.approx(12.65, abs=1e-9)
+
+
 def test_dtap_rows_are_probability_from_below_and_columns_mass():
     table = dtap([0.95, 0.95, 0.95, 0.05], [0.1, 0.3, 1.0, 1.0])
     assert table[0][4] == table[1][4] == table[4][4] == table[4][0] == 25.0

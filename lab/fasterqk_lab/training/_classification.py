@@ -18,7 +18,7 @@ from fasterqk.attention import Instance, Nulls, Passes, Removal, measure
 from fasterqk.attention.aggregation import Pattern
 from fasterqk.attention.faithfulness import How
 from fasterqk.attention.instances import Batch
-from fasterqk.attention.measurement import Summary
+from fasterqk.attention.measurement import Measurement, Summary
 from fasterqk.attention.models import Reading, class_answer
 from fasterqk.attention.scores import SCORES
 from fasterqk.errors import InputError
@@ -227,24 +227,33 @@ def all_logits(model: Classifier, split: PaddedInstances) -> Tensor:
     return logits
 
 
+def summarize_attention(
+    model: Classifier, split: PaddedInstances, percents: Sequence[int], *, quick: bool = False, **options: Any
+) -> Summary:
+    """The scores of :func:`measure_attention`; ``quick`` scores plausibility on a part of them.
+
+    Mass, AC, ACMC, DTAP and plausibility are over the instances with relevant tokens; entropy, sufficiency
+    and comprehensiveness over all.
+    """
+    measurement = measure_attention(model, split, percents, **options)
+    return measurement.summary(plausibility_sample=PLAUSIBILITY_SAMPLE if quick else None)
+
+
 def measure_attention(
     model: Classifier,
     split: PaddedInstances,
     percents: Sequence[int],
     *,
-    quick: bool = False,
     seed: int | None = None,
     how: How = "delete",
-) -> Summary:
+) -> Measurement:
     """Where the model looks and whether that is why it predicts.
 
-    Mass, AC, ACMC, DTAP and plausibility are over the instances with relevant tokens; entropy, sufficiency
-    and comprehensiveness over all. ``quick`` scores plausibility on a fixed part of the instances. With a
-    ``seed`` random rankings are the null of faithfulness and plausibility. Deeper models are scored by
+    With a ``seed`` random rankings are the null of faithfulness and plausibility. Deeper models are scored by
     rollout, and each layer by itself. ``how="mask"`` puts padding in the place of tokens that are removed.
     """
     instances = instances_of(split)
-    measurement = measure(
+    return measure(
         MeasuredClassifier(model, split),
         instances,
         aggregation=aggregation_of(model),
@@ -252,7 +261,6 @@ def measure_attention(
         nulls=Nulls(0, rankings=None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)),
         passes=Passes(EVALUATION_BATCH, max_weights=None, only=TABLE_SCORES, by_layer=len(model.blocks) > 1),
     )
-    return measurement.summary(plausibility_sample=PLAUSIBILITY_SAMPLE if quick else None)
 
 
 def scores_json(summary: Summary) -> dict[str, Any]:
@@ -348,8 +356,8 @@ def flat(scores: dict[str, Any]) -> dict[str, float | None]:
 
 # What measures a split, quicker along training; with a seed random rankings are measured too.
 EVALUATIONS: dict[str, Callable[..., Summary] | None] = {
-    "paper": measure_attention,
-    "masked": partial(measure_attention, how="mask"),
+    "paper": summarize_attention,
+    "masked": partial(summarize_attention, how="mask"),
     "released-hatexplain": measure_released,
     "released-sva": measure_released_sva,
     "fit": None,  # for trainings that are judged by their accuracy alone, such as those of a search
