@@ -174,25 +174,6 @@ def rivals(name: str, title: str, base: TrainConfig, ratios: Sequence[float], se
     )
 
 
-def rivals_hatexplain(seeds: int = 5) -> Comparison:
-    """At a constant rate, as in `ablation-hatexplain`.
-
-    >>> list(rivals_hatexplain().arms)[-2:]
-    ['temperature ×30', 'temperature ×300']
-    """
-    return rivals("rivals-hatexplain", "HateXplain", constant_rate(), (10, QK_RATIO), seeds)
-
-
-def rivals_sva(seeds: int = 5) -> Comparison:
-    """On whole agreement sentences, trained as in `table-sva`.
-
-    >>> list(rivals_sva().arms)[:3]
-    ['equal rates', 'QK ×10', 'QK ×30']
-    """
-    base = table_sva(form="whole").arms[BASELINE]
-    return rivals("rivals-sva", "Subject-verb agreement", base, (10, 30, SVA_RATIO), seeds)
-
-
 def save_rivals(outcome: Outcome, out: Path) -> dict[str, str]:
     """Draw attention and accuracy of every way; returns the paths."""
     others = [arm for arm in outcome.comparison.arms if arm != EQUAL and not arm.startswith("QK")]
@@ -210,13 +191,12 @@ def thirds(change: Callable[..., Any], ratio: float, ends: float, begins: float)
     }
 
 
-# A ratio that ends or begins acts from then on: arms are compared at the end, the loss stands beside.
-
-
-def timing_hatexplain(seeds: int = 3) -> Comparison:
+def timing(seeds: int = 3) -> Comparison:
     """In the paper's 30 epochs.
 
-    >>> timing_hatexplain().arms["first third"].optimisation.ratio_until
+    A ratio that ends or begins acts from then on: arms are compared at the end, the loss stands beside.
+
+    >>> timing().arms["first third"].optimisation.ratio_until
     0.333
     """
     return Comparison(
@@ -231,27 +211,27 @@ def timing_hatexplain(seeds: int = 3) -> Comparison:
 
 
 def timing_toy(seeds: int = 3) -> Comparison:
-    """In 1,200 steps of SGD, after which the loss of equal rates is about .01.
-
-    >>> timing_toy().arms["last third"].ratio_from
-    800
-    """
+    """In 1,200 steps of SGD, after which the loss of equal rates is about .01."""
     base = replace(toy_base("four-tokens", "SGD"), max_steps=1200, stop="never")
-    return Comparison(
-        "timing-toy",
-        "Toy language: when the ratio counts",
-        "",
-        thirds(partial(replace, base), TOY_RATIO, 400, 800),
-        tuple(range(seeds)),
-        scores={"loss": "training loss", "mrta": "MRTA"},
-        function=TRAIN_CELL,
-        at="end",
+    arms = thirds(partial(replace, base), TOY_RATIO, 400, 800)
+    about: dict[str, Any] = {"name": "timing-toy", "title": "Toy language: when the ratio counts"}
+    about |= {"protocol": "", "scores": {"loss": "training loss", "mrta": "MRTA"}}
+    return replace(
+        timing(), **about, arms=arms, seeds=tuple(range(seeds)), scores=scores, function=TRAIN_CELL
     )
 
 
-RIVALS = of_arms("rivals-hatexplain", rivals_hatexplain)
-RIVALS_SVA = of_arms("rivals-sva", rivals_sva)
-TIMING = of_arms("timing-hatexplain", timing_hatexplain)
+RIVALS = of_arms(
+    "rivals-hatexplain",
+    lambda seeds=5: rivals("rivals-hatexplain", "HateXplain", constant_rate(), (10, QK_RATIO), seeds),
+)
+RIVALS_SVA = of_arms(
+    "rivals-sva",
+    lambda seeds=5: rivals(
+        "rivals-sva", "Subject-verb agreement", table_sva().arms[BASELINE], (10, 30, SVA_RATIO), seeds
+    ),
+)
+TIMING = of_arms("timing-hatexplain", timing)
 TIMING_TOY = of_arms("timing-toy", timing_toy, needs_data=False)
 
 # --- Pretrained models ---
