@@ -59,6 +59,8 @@ def test_single_texts_lose_the_padding_they_do_not_need():
 def test_lengths_must_fit():
     with pytest.raises(InputError, match="relevance of instance 'x' has 2 entries for 1 tokens"):
         Instance(np.array([1]), np.array([True]), np.array([1.0, 0.0]), id="x")
+    with pytest.raises(InputError, match="tokens of instance 'x' are float64; give whole numbers"):
+        Instance(np.array([1.5]), np.ones(1, bool), np.zeros(1), id="x")
     with pytest.raises(InputError, match="has no tokens"):
         Instance(np.zeros(0, int), np.zeros(0, bool), np.zeros(0))
 

@@ -216,9 +216,7 @@ def timing_toy(seeds: int = 3) -> Comparison:
     arms = thirds(partial(replace, base), TOY_RATIO, 400, 800)
     about: dict[str, Any] = {"name": "timing-toy", "title": "Toy language: when the ratio counts"}
     about |= {"protocol": "", "scores": {"loss": "training loss", "mrta": "MRTA"}}
-    return replace(
-        timing(), **about, arms=arms, seeds=tuple(range(seeds)), scores=scores, function=TRAIN_CELL
-    )
+    return replace(timing(), **about, arms=arms, seeds=tuple(range(seeds)), function=TRAIN_CELL)
 
 
 RIVALS = of_arms(

@@ -73,6 +73,10 @@ class Instance:
                 raise InputError(
                     f"{name} of instance {self.id!r} has {entries} for {len(self.tokens)} tokens"
                 )
+            if name == "tokens" and values.dtype.kind not in "iu":
+                raise InputError(
+                    f"tokens of instance {self.id!r} are {values.dtype}; give whole numbers, as int"
+                )
             object.__setattr__(self, name, values.astype(kind, copy=False))
         if not ((self.relevance >= 0) & (self.relevance <= 1)).all():
             raise InputError(f"the relevance of instance {self.id!r} is not in 0..1")
