@@ -24,8 +24,8 @@ from fasterqk_lab.experiments.table_hatexplain import table_hatexplain, table_la
 from fasterqk_lab.experiments.table_main import FOUND_RATES, table_sva
 from fasterqk_lab.paper import Published
 from fasterqk_lab.runs import Store
-from fasterqk_lab.training import load_trained
 from fasterqk_lab.training._classification import Classification, measure_attention
+from fasterqk_lab.training._loop import load_trained
 from fasterqk_lab.training._steps import one_thread
 
 # Scores of a comparison, each with its name among those of single texts.

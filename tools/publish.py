@@ -178,7 +178,8 @@ def noise_table() -> list[str]:
     about = """\
 **Noise.** The first seed of three comparisons was trained again on another processor. After training: how far
 its scores lie from the published ones / half the 95% bootstrap interval of its effect over test texts / half
-the 95% interval of the effect over seeds:
+the 95% interval of the effect over seeds. With fewer texts the second grows as one over the root of their
+number (256 along training for plausibility and fine-tuned models, 32 for the faithfulness of answers):
 """
     columns = ["", "MRTA", "test accuracy", "comprehensiveness (AOPC)"]
     return [about, *table(columns, ([name, *scores] for name, scores in rows.items()))]
