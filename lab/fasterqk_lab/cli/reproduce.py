@@ -17,6 +17,7 @@ from fasterqk.cli.common import (
     examples,
     list_of,
     positive_float,
+    prepare_half_precision,
     write_and_show,
 )
 from fasterqk.console import cell_text, is_interval, print_json, print_result, print_table, progress_bar
@@ -84,22 +85,24 @@ def add_out(parser: Parser) -> None:
     parser.add_option("--out", str, "DIR", "results folder", default="out")
 
 
-class _Device(argparse.Action):
-    """Keeps the device in the environment, where trainings in this process and in its workers find it."""
+class _Kept(argparse.Action):
+    """Keeps a value in the environment, where trainings in this process and in its workers find it."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
-        os.environ["FASTERQK_DEVICE"] = value
+        os.environ[f"FASTERQK_{self.dest.upper()}"] = value
+        if value == "bf16":
+            prepare_half_precision()
 
 
 def add_device(parser: Parser) -> None:
-    """The option ``--device`` of everything that trains."""
-    parser.add_argument(
-        "--device",
-        action=_Device,
-        choices=("auto", "cpu", "cuda", "mps"),
-        default=argparse.SUPPRESS,
-        help="where models train (default: $FASTERQK_DEVICE, else cpu); tried on processors only",
-    )
+    """The options ``--device`` and ``--precision`` of everything that trains."""
+    where = "where models train (default: $FASTERQK_DEVICE, else cpu); tried on processors only"
+    how = "what models of text train in (default: $FASTERQK_PRECISION, else fp32); bf16 makes other cells"
+    for name, choices, text in (
+        ("--device", ("auto", "cpu", "cuda", "mps"), where),
+        ("--precision", ("fp32", "bf16"), how),
+    ):
+        parser.add_argument(name, action=_Kept, choices=choices, default=argparse.SUPPRESS, help=text)
 
 
 def add_option(parser: Parser, option: "Option") -> None:

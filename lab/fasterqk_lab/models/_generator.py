@@ -9,6 +9,7 @@ these, the last layer, the final norm and the head compute their rows alone, whi
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -217,7 +218,7 @@ class Block(nn.Module):
         drop: Drop | None = None,
         cache: Cache | None = None,
         position: Tensor | None = None,
-        real: Tensor | None = None,
+        real: Tensor | tuple[Tensor, ...] | None = None,
         explicit: bool = False,
     ) -> Tensor:
         """The whole stream after this block; see :class:`Attention` for the rest.
@@ -267,14 +268,14 @@ class GPTAnswerGenerator(nn.Module):
         self,
         tokens: Tensor,
         position: Tensor | None = None,
-        real: Tensor | None = None,
+        real: Tensor | tuple[Tensor, ...] | None = None,
         drop: Drop | None = None,
         explicit: bool = False,
     ) -> Tensor:
         """What the head is applied to, ``(batch, token, width)``, at every position of ``tokens``.
 
         With ``position`` and ``real`` (batch, row): only at these positions where ``real`` is true, one
-        after the other, ``(row, width)``.
+        after the other, ``(row, width)``. ``real`` may be the indices of these, as ``nonzero`` gives them.
         """
         stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         stream = stream if drop is None else drop(stream)
@@ -367,9 +368,8 @@ class Dropout:
     def __call__(self, values: Tensor) -> Tensor:
         """``values`` with some entries zero."""
         count = values.numel()
-        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(
-            -(2**63), None, generator=self.generator
-        )
+        drawn = torch.empty(-(-count // 4), dtype=torch.int64, device=self.generator.device)
+        drawn.random_(-(2**63), None, generator=self.generator)
         kept = drawn.view(torch.int16)[:count].view(values.shape) >= self.lowest_kept
         return values * kept.to(values.device, values.dtype).mul_(self.scale)
 
@@ -391,7 +391,10 @@ def head_loss(rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smooth
     >>> round(float(head_loss(rows, weight, torch.zeros(4), torch.tensor([0, 1]))), 4)     # log 4
     1.3863
     """
-    with torch.autocast(rows.device.type, enabled=False):  # few rows, many terms: in full precision
+    kind = rows.device.type
+    known = torch.amp.is_autocast_available(kind)
+    # Few rows, many terms: in full precision.
+    with torch.autocast(kind, enabled=False) if known else nullcontext():
         loss: Tensor = _HeadLoss.apply(rows.to(weight.dtype), weight, bias, labels, smoothing)
     return loss
 
@@ -419,7 +422,8 @@ class _HeadLoss(torch.autograd.Function):
         (scale,) = upstream
         # Handed over, not kept: whoever adds the gradient of the embedding can then do it in place.
         gradients, ctx.gradients = ctx.gradients, None
-        if scale != 1:  # a pass over the weight that is mostly spared
+        # A pass over the weight that is mostly spared; another device would have to be waited for.
+        if scale.device.type != "cpu" or scale != 1:
             gradients = tuple(scale * gradient for gradient in gradients)
         return (*gradients, None, None)
 

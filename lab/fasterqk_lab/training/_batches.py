@@ -162,11 +162,11 @@ class PackedQuestions:
         (attention is causal), so neither changes any prediction.
         """
         prompts, lengths = self.prompts[chosen], self.lengths[chosen]
-        place = torch.arange(int(lengths.max()) - 1)
+        place = torch.arange(int(lengths.max()) - 1, device=lengths.device)
         inside = place < lengths[:, None] - 1
         tokens = self.tokens[(self.start[chosen][:, None] + place * inside)] * inside
         answers = lengths - prompts
-        row = torch.arange(int(answers.max()))
+        row = torch.arange(int(answers.max()), device=lengths.device)
         real = row < answers[:, None]
         position = (prompts[:, None] - 1 + row).clamp_max(len(place) - 1)
         labels = self.tokens[(self.start[chosen][:, None] + position + 1)[real]]

@@ -5,6 +5,7 @@ The store hashes a configuration to name the folder of its results.
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -65,6 +66,17 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+def half_precision() -> bool:
+    """Whether configurations made now are of trainings in bfloat16: ``--precision``, ``$FASTERQK_PRECISION``.
+
+    They keep it in ``autocast``, which is a part of their name, so cells of two precisions do not mix.
+    """
+    name = os.environ.get("FASTERQK_PRECISION") or "fp32"
+    if name not in ("fp32", "bf16"):
+        raise InputError(f"$FASTERQK_PRECISION is {name!r}; set it to fp32 or bf16")
+    return name == "bf16"
+
+
 @dataclass(frozen=True)
 class Optimisation:
     """How the weights change.
@@ -105,9 +117,10 @@ class Optimisation:
     # Weight decay of one circuit, in place of that of all parameters.
     qk_decay: float | None = None
     ov_decay: float | None = None
-    # Answer generators only; `autocast` computes in bfloat16 where the device has it.
-    label_smoothing: float = 0.0
+    # Whether training steps compute in bfloat16 where torch's autocast does; `--precision` sets it.
     autocast: bool = False
+    # Answer generators only.
+    label_smoothing: float = 0.0
     # Shell-style patterns of parameter names. `faster` takes the multiplier instead of the query-key
     # circuit; `frozen` is not trained. With `stale_gradients` the gradients of frozen parameters are
     # still computed, never cleared, and enter the clipped norm, as in the released notebooks.
@@ -315,6 +328,8 @@ class TrainConfig:
 
     def __init__(self, task: str, seed: int = 0, **fields: Any) -> None:
         values = {"task": task, "seed": seed}
+        if half_precision():
+            fields["autocast"] = True
         for name, kind in PARTS.items():
             names = [field.name for field in dataclasses.fields(kind)]
             changes = {name: fields.pop(name) for name in names if name in fields}
@@ -359,11 +374,14 @@ class PretrainingCell:
     batch: int = 16
     warmup: int = 40
     weight_decay: float = 0.01
+    autocast: bool = False
     CLIP_THRESHOLD: ClassVar[float] = 100.0
 
     def __post_init__(self) -> None:
         if self.method not in PRETRAINING_METHODS:
             raise InputError(f"unknown method {self.method!r}; choose from {', '.join(PRETRAINING_METHODS)}")
+        if half_precision():
+            object.__setattr__(self, "autocast", True)
 
     @property
     def last(self) -> int:

@@ -26,7 +26,6 @@ from fasterqk.attention.instances import Batch
 from fasterqk.attention.models import Answer, Reading
 from fasterqk.attention.scores import DTAP_EDGES
 from fasterqk.errors import InputError
-from fasterqk.processor import avoid_faulty_amx
 from fasterqk.trace import capture
 from fasterqk_lab.models._generator import Cache, Dropout, GeneratorConfig, GPTAnswerGenerator, head_loss
 from fasterqk_lab.tasks import AnswerTask, Questions
@@ -67,8 +66,6 @@ class Generation:
             raise InputError(
                 f"answers have no evaluation {config.evaluation.protocol!r}; choose from {known}"
             )
-        if config.optimisation.autocast:
-            avoid_faulty_amx()  # of the machine where the cell runs, which may be a worker of a cluster
         self.config = config
         self.task = task
         self.files = dict(task.files)
@@ -100,14 +97,15 @@ class Generation:
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
         device = self.model.head_bias.device
-        batch = self.train.batch(chosen).to(device)
+        batch = self.train.batch(chosen)
+        # Counted before it moves: a device would be asked how many rows there are.
+        real = tuple(index.to(device) for index in batch.real.nonzero(as_tuple=True))
+        batch = batch.to(device)
         rate = self.config.model.dropout
         drop = Dropout(rate, generator(self.config.seed, "dropout", number)) if rate else None
-        options = self.config.optimisation
-        with torch.autocast(device.type, torch.bfloat16, enabled=options.autocast):
-            rows = self.model.hidden(batch.tokens, batch.position, batch.real, drop)
-            head = self.model.embedding.weight, self.model.head_bias
-            return head_loss(rows, *head, batch.labels, options.label_smoothing)
+        rows = self.model.hidden(batch.tokens, batch.position, real, drop)
+        head = self.model.embedding.weight, self.model.head_bias
+        return head_loss(rows, *head, batch.labels, self.config.optimisation.label_smoothing)
 
     def before_step(self) -> None:
         """Nothing to be done."""

@@ -20,12 +20,13 @@ from torch import Tensor
 import fasterqk
 from fasterqk.console import Progress
 from fasterqk.errors import InputError
+from fasterqk.processor import avoid_faulty_amx
 from fasterqk_lab.models import GeneratorConfig, GPTAnswerGenerator
 from fasterqk_lab.models._generator import head_loss
 from fasterqk_lab.tasks import data_folder
 from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
 from fasterqk_lab.training._config import PARTNER_NORM, QK_CLIP, QK_NORM, QK_VO, RATIO, PretrainingCell
-from fasterqk_lab.training._steps import clip_gradients, one_thread, set_rates, training_device
+from fasterqk_lab.training._steps import clip_gradients, one_thread, precision, set_rates, training_device
 
 # Windows of held-out text on which the trained model is measured, and of these those whose entropy is
 # followed along training.
@@ -66,6 +67,8 @@ class Pretraining:
         for name, part in (("text", text), ("held-out text", held_out)):
             if len(part) <= cell.context:
                 raise InputError(f"the {name} has {len(part)} bytes; give more than {cell.context}")
+        if cell.autocast:
+            avoid_faulty_amx()
         self.cell, self.text = cell, text
         sizes = GeneratorConfig(
             vocabulary_size=256,
@@ -140,7 +143,7 @@ class Pretraining:
     def _step(self, step: int) -> float:
         cell = self.cell
         starts = torch.randint(len(self.text) - cell.context, (cell.batch,), generator=self.batches)
-        with watch_scores(self.model, self._see):
+        with watch_scores(self.model, self._see), precision(cell.autocast, self.device):
             loss = self._loss(self._windows(self.text, starts))
         self.optimizer.zero_grad()
         loss.backward()
@@ -221,8 +224,9 @@ def null_entropy(context: int) -> float:
 
 def _scores(query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
     """Scores ``(batch and head, query, key)``, minus infinity where a key comes later."""
-    query, key = query.flatten(0, 1), key.flatten(0, 1)
-    return torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=query.shape[2] ** -0.5)
+    query, key = query.flatten(0, 1).float(), key.flatten(0, 1).float()
+    with torch.autocast(query.device.type, enabled=False):
+        return torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=query.shape[2] ** -0.5)
 
 
 @cache

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from fasterqk.errors import InputError
 from fasterqk.labels import Circuits, Slice, find_circuits
 from fasterqk.optim import make_optimizer
+from fasterqk.processor import avoid_faulty_amx
 from fasterqk_lab.tasks import AnswerTask, ClassificationTask, load_task
 from fasterqk_lab.training._classification import Classification
 from fasterqk_lab.training._config import TrainConfig
@@ -61,15 +62,13 @@ def _keep_memory() -> None:
 
 # --- Where it trains ---
 
-DEVICE = "FASTERQK_DEVICE"
-
 
 def training_device() -> torch.device:
     """Where trainings run: ``--device`` or ``$FASTERQK_DEVICE``, the processor unless one of them says more.
 
     Data, random numbers and checkpoints stay on the processor, so that a training can go on elsewhere.
     """
-    name = os.environ.get(DEVICE) or "cpu"
+    name = os.environ.get("FASTERQK_DEVICE") or "cpu"
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, available in here.items() if available))
@@ -77,6 +76,11 @@ def training_device() -> torch.device:
         known = ", ".join(("auto", *(kind for kind, available in here.items() if available)))
         raise InputError(f"there is no device {name!r} here; choose from {known}")
     return torch.device(name)
+
+
+def precision(autocast: bool, device: torch.device) -> AbstractContextManager[Any]:
+    """In what the loss of a training step is computed; weights, steps and measurements are in float32."""
+    return torch.autocast(device.type, torch.bfloat16) if autocast else nullcontext()
 
 
 # --- The model with its data ---
@@ -117,6 +121,8 @@ class Trainable(Protocol):
 
 def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> Trainable:
     """The model and the data of a training as they are at its start, the model where it will train."""
+    if config.optimisation.autocast:
+        avoid_faulty_amx()  # of the machine where the cell runs, which may be a worker of a cluster
     data = config.data
     task = load_task(config.task, form=data.form, file=data.file, data_dir=data_dir)
     if data.checksum and data.checksum not in task.files.values():
@@ -162,7 +168,8 @@ class Steps:
         whole = sum(self.trainable.weight(part) for part in parts)
         loss = 0.0
         for number, part in enumerate(parts, self.done * count):
-            partial = self.trainable.loss(part, number)
+            with precision(self.options.autocast, self._parameters[0].device):
+                partial = self.trainable.loss(part, number)
             if len(parts) > 1:  # weighted so that all batches of a step are as one large batch
                 partial = self.trainable.weight(part) / whole * partial
             partial.backward()

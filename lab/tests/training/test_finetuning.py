@@ -17,7 +17,7 @@ from fasterqk.errors import InputError
 from fasterqk_lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk_lab.training import TrainConfig, _steps, train
 from fasterqk_lab.training._finetuning import pretrained_folder
-from fasterqk_lab.training._steps import build_trainable
+from fasterqk_lab.training._steps import Steps, build_trainable
 
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", *(f"w{n}" for n in range(17)))
 
@@ -183,3 +183,13 @@ def test_a_decoder_answers_with_the_first_token_of_a_class(decoder, task):
 def test_a_context_without_room_for_a_text_is_refused(decoder):
     with pytest.raises(InputError, match="context 4 leaves no room for a text; give more than 4"):
         build_trainable(config(decoder, context=4))
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_step_in_bfloat16_is_near_one_in_single_precision(request, kind):
+    path = request.getfixturevalue("pretrained" if kind == "encoder" else "decoder")
+    single, half = (
+        Steps(chosen, build_trainable(chosen)).step()
+        for chosen in (config(path), config(path, autocast=True))
+    )
+    assert single != half and single == pytest.approx(half, rel=0.02)
