@@ -57,9 +57,9 @@ INTRODUCTION = """\
 [open questions](questions.md). Values of single seeds, one tidy table per experiment:
 [lab/paper/results](../../lab/paper/results)."""
 PICTURE = """\
-The two models of a line differ in their learning rates alone. Bar: the 95% interval of the difference,
-paired by seed. Shuffled: the faster model's own attention weights in random order, where these score
-otherwise than uniform ones. [Seeds, numbers and commands](../ratio.md)."""
+The two models on a line differ only in their learning rates. Bar: the 95% interval of the difference,
+paired by seed. Shuffled: the faster model's own attention weights in random order, shown where they score
+differently from uniform attention. [Seeds, numbers and commands](../ratio.md)."""
 # Earlier verdicts, by what they are called now.
 _EARLIER = {
     "holds": "confirmed",
@@ -132,8 +132,8 @@ def _where(effect: Effect) -> str:
 def index_page(claims: Sequence[Claim], experiments: Mapping[str, str]) -> str:
     """``index.md``: the picture, every element of the paper, every claim, the rule, every experiment."""
     elements = read_entries(FOLDER / "claims.toml", "element")
-    counts = ", ".join(f"{sum(c.verdict == v for c in claims)} {v}" for v in VERDICTS)
-    parts = ["# Results", "", NOTE, "", f"{len(claims)} claims of the paper: {counts}", INTRODUCTION, ""]
+    counts = ", ".join(f"{v} {sum(c.verdict == v for c in claims)}" for v in VERDICTS)
+    parts = ["# Results", "", NOTE, "", f"Verdicts on {len(claims)} claims of the paper: {counts}", INTRODUCTION, ""]
     parts += ["![attention with equal rates and with a faster query-key circuit](images/questions.svg)", ""]
     parts += [PICTURE]
     parts += ["", "## The paper, element by element", ""]
@@ -166,8 +166,8 @@ def noise_table() -> list[str]:
             noise = f"{float(row['largest_difference']):.3f} (± {float(row['interval']):.3f})"
             rows.setdefault(row["experiment"], []).append(noise)
     about = """\
-**Noise.** The first seed of three comparisons was trained again on another processor. How far its scores lie
-from the published ones after training, and, in brackets, the interval of the effect at that moment:
+**Noise.** The first seed of three comparisons was trained again on another processor. The table shows how far
+its scores after training lie from the published ones, and, in brackets, the interval of the effect there:
 """
     columns = ["", "MRTA", "test accuracy", "comprehensiveness (AOPC)"]
     return [about, *table(columns, ([name, *scores] for name, scores in rows.items()))]
@@ -175,7 +175,7 @@ from the published ones after training, and, in brackets, the interval of the ef
 
 def _verdicts(claims: Sequence[Claim], command: str) -> str:
     counts = {v: sum(c.verdict == v and c.command == command for c in claims) for v in VERDICTS}
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
 
 
 def _page(name: str, experiments: Mapping[str, str]) -> str:
