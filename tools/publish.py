@@ -60,9 +60,9 @@ INTRODUCTION = """\
 [open questions](questions.md). Values of single seeds, one tidy table per experiment:
 [lab/paper/results](../../lab/paper/results)."""
 PICTURE = """\
-The two models of a line differ in their learning rates alone. Bar: the 95% interval of the difference,
-paired by seed. Shuffled: the faster model's own attention weights in random order, where these score
-otherwise than uniform ones. [Seeds, numbers and commands](../ratio.md)."""
+The two models on a line differ only in their learning rates. Bar: the 95% interval of the difference,
+paired by seed. Shuffled: the faster model's own attention weights in random order, shown where they score
+differently from uniform attention. [Seeds, numbers and commands](../ratio.md)."""
 # Earlier verdicts, by what they are called now.
 _EARLIER = {
     "holds": "confirmed",
@@ -135,8 +135,16 @@ def _where(effect: Effect) -> str:
 def index_page(claims: Sequence[Claim], experiments: Mapping[str, str]) -> str:
     """``index.md``: the picture, every element of the paper, every claim, the rule, every experiment."""
     elements = read_entries(FOLDER / "claims.toml", "element")
-    counts = ", ".join(f"{sum(c.verdict == v for c in claims)} {v}" for v in VERDICTS)
-    parts = ["# Results", "", NOTE, "", f"{len(claims)} claims of the paper: {counts}", INTRODUCTION, ""]
+    counts = ", ".join(f"{v} {sum(c.verdict == v for c in claims)}" for v in VERDICTS)
+    parts = [
+        "# Results",
+        "",
+        NOTE,
+        "",
+        f"Verdicts on {len(claims)} claims of the paper: {counts}",
+        INTRODUCTION,
+        "",
+    ]
     parts += ["![attention with equal rates and with a faster query-key circuit](images/questions.svg)", ""]
     parts += [PICTURE]
     parts += ["", "## The paper, element by element", ""]
@@ -176,10 +184,11 @@ def noise_table() -> list[str]:
             widths = (f"{float(row[name]):.3f}" for name in ("processor", "texts", "seeds"))
             rows.setdefault(row["experiment"], []).append(" / ".join(widths))
     about = """\
-**Noise.** The first seed of three comparisons was trained again on another processor. After training: how far
-its scores lie from the published ones / half the 95% bootstrap interval of its effect over test texts / half
-the 95% interval of the effect over seeds. With fewer texts the second grows as one over the root of their
-number (256 along training for plausibility and fine-tuned models, 32 for the faithfulness of answers):
+**Noise.** The first seed of three comparisons was trained again on another processor. Each cell of the table
+has three numbers for scores after training: how far they lie from the published ones / half the 95% bootstrap
+interval of the effect over test texts / half the 95% interval of the effect over seeds. The second number grows
+as one over the root of the number of texts, and some scores are taken on fewer: 256 for plausibility along
+training and for fine-tuned encoders, 32 for the faithfulness of answers.
 """
     columns = ["", "MRTA", "test accuracy", "comprehensiveness (AOPC)"]
     return [about, *table(columns, ([name, *scores] for name, scores in rows.items()))]
@@ -187,7 +196,7 @@ number (256 along training for plausibility and fine-tuned models, 32 for the fa
 
 def _verdicts(claims: Sequence[Claim], command: str) -> str:
     counts = {v: sum(c.verdict == v and c.command == command for c in claims) for v in VERDICTS}
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
 
 
 def _page(name: str, experiments: Mapping[str, str]) -> str:

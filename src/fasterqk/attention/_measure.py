@@ -144,7 +144,7 @@ def measure(
             :class:`Instance` that returns one number per token, a mapping from ids to such numbers, a JSON
             lines file, a mapping from names to any of these, or a list of them.
         removal: How tokens are removed, and how many: ``"delete"``, ``"mask"``, ``"attention"`` or a
-            :class:`Removal`; of several the scores have the first, and ``removals_table`` has all.
+            :class:`Removal`; of several, scores use the first, and ``removals_table`` shows all.
         nulls: What the scores are compared with.
         passes: How the model is run: batches, progress, single layers.
 

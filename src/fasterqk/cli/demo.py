@@ -13,7 +13,7 @@ def configure(parser: Parser) -> None:
     parser.description = (
         "Make a folder to try the other commands on: two small Hugging Face classifiers with tokenizers, "
         "one trained at equal rates and one with queries and keys ten times faster, generated data with the "
-        "telling words marked, and a fine-tuning script. It takes some seconds and downloads nothing."
+        "relevant words marked, and a fine-tuning script. It takes some seconds and downloads nothing."
     )
     parser.epilog = examples("fasterqk demo", "fasterqk demo elsewhere --json")
     parser.add_argument(
@@ -48,8 +48,8 @@ def _show(result: dict[str, Any]) -> None:
             "model": name,
             "QK rate": f"{model['qk_ratio']:g}x",
             "test accuracy": model["accuracy"],
-            "attention on telling words": model["mrta"],
-            "null": model["null_mrta"],
+            "attention on relevant words": model["mrta"],
+            "uniform attention": model["null_mrta"],
         }
         for name, model in result["models"].items()
     ]

@@ -7,7 +7,7 @@ COMMANDS = {
     "demo": "small classifiers with data, to try the other commands on",
     "theory": "the dynamics solved exactly: attention at a loss, the ratio for a wanted attention",
     "circuits": "which parameters of an architecture are query-key, which output-value",
-    "measure": "attention and its faithfulness of a Hugging Face model on your own data",
+    "measure": "where a Hugging Face model attends on your own data, and whether it matters",
     "explore": "the theory as an interactive page, computed in the browser",
 }
 

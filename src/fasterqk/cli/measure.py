@@ -40,7 +40,7 @@ importances of your own (--scores FILE.jsonl): one JSON object per line, with th
 
 
 def configure(parser: Parser) -> None:
-    parser.description = "Measure attention and its faithfulness of a Hugging Face model on your own data."
+    parser.description = "Measure the attention of a Hugging Face model on your own data, and how faithful it is."
     parser.epilog = f"{_DATA}\n" + examples(
         "fasterqk measure --model my-classifier --data test.jsonl",
         "fasterqk measure --model my-classifier --data test.jsonl --rationale-k 5,10,20,50 --json",

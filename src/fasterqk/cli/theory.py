@@ -63,9 +63,9 @@ def configure(parser: Parser) -> None:
 
 def _add_setting(parser: Parser) -> None:
     parser.add_option("--M", positive_int, "M", "classes", default=5)
-    parser.add_option("--b", positive_int, "B", "tokens of each class", default=50)
-    parser.add_option("--m", positive_int, "M", "class positions", default=5)
-    parser.add_option("--n", positive_int, "N", "background positions", default=50)
+    parser.add_option("--b", positive_int, "b", "tokens of each class", default=50)
+    parser.add_option("--m", positive_int, "m", "class positions", default=5)
+    parser.add_option("--n", positive_int, "n", "background positions", default=50)
     parser.add_option(
         "--common", positive_int, "C", "one-hot background tokens (default: zero-mean background)"
     )

@@ -64,7 +64,7 @@ def make_optimizer(
     others: tuple[Any, dict[str, Any]] | None = None,
     **kwargs: Any,
 ) -> OptimizerT:
-    """An ``optimizer_class`` for ``model`` whose queries and keys learn at ``qk_ratio`` times the rate.
+    """Make an optimizer for ``model`` in which queries and keys learn at ``qk_ratio`` times the base rate.
 
     Fused weights (``c_attn``, ``in_proj_weight``, ``query_key_value``) are trained slice by slice, without
     touching the module or its state dict. With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
@@ -85,10 +85,10 @@ def make_optimizer(
         ov_ratio: The same for values and outputs.
         ratios: The same by role, in place of the two: ``{"q": 10, "k": 3}`` with any of q, k, v, o,
             ``embedding`` (tables of tokens and positions, a tied output head), ``mlp``, ``norm`` and
-            ``lm_head``, or with shell patterns of parameter names, which go before roles:
+            ``lm_head``, or with shell patterns of parameter names, which override roles:
             ``{"*.router.*": 0.1}``. Or ``"blockwise"``, the rates of arXiv 2502.19002.
         layer_decay: Multiplies the rate of a layer by this number once per layer above it, and once more for
-            itself. Tables lie below the first layer, and so does what else the model lists before it
+            itself. Embeddings lie below the first layer, as does everything the model lists before it
             (in the order of ``named_parameters``); the output head has the full rate.
         decay: ``"coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
             times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
@@ -102,7 +102,7 @@ def make_optimizer(
             any ratio: ``"role"`` (fused weights), ``"head"``, or a number of heads together. By default only
             weights whose slices have different settings are split.
         groups: Parameter groups of your own, as a torch optimizer takes them, with any keys. A rate is that
-            of the group times the ratio; what is in no group is not trained.
+            of the group times the ratio; parameters in no group are not trained.
         others: A second optimizer for everything except hidden matrices, ``(AdamW, {"lr": 3e-4})`` beside
             Muon; ``only`` then chooses what the first one trains. Both step, save and resume as one.
         kwargs: Arguments of ``optimizer_class``. With ``weight_decay``, biases and norms are left out of
@@ -314,7 +314,7 @@ def param_groups(
 
 
 def from_config(config: Mapping[str, Any]) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """A function that makes the optimizer of a model, from settings as YAML or JSON files can hold them.
+    """Return a function that makes the optimizer of a model, from the settings of a YAML or JSON file.
 
     Arguments:
         config: ``optimizer`` names a class (``"AdamW"`` of ``torch.optim``, or ``"package.module.Class"``);

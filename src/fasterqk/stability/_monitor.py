@@ -62,7 +62,7 @@ class LogitMonitor(Observer):
         model: The model.
         optimizer: Count its steps, with all micro-batches and processes of a step together. Without it, a
             step is one training pass of the model.
-        way: How logits are known; each reading says which way it is.
+        way: How logits are read; ``last.way`` says which way was used.
 
             ``exact``: A step that is read runs uncompiled and costs about one more product of queries and
             keys; other steps cost nothing.
