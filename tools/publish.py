@@ -186,9 +186,9 @@ def noise_table() -> list[str]:
     about = """\
 **Noise.** The first seed of three comparisons was trained again on another processor. Each cell of the table
 has three numbers for scores after training: how far they lie from the published ones / half the 95% bootstrap
-interval of the effect over test texts / half the 95% interval of the effect over seeds. The second number grows
-as one over the root of the number of texts, and some scores are taken on fewer: 256 for plausibility along
-training and for fine-tuned encoders, 32 for the faithfulness of answers.
+interval of the effect over test texts / half the 95% interval of the effect over seeds. The second number
+grows as one over the root of the number of texts, and some scores are taken on fewer: 256 for plausibility
+along training and for fine-tuned encoders, 32 for the faithfulness of answers.
 """
     columns = ["", "MRTA", "test accuracy", "comprehensiveness (AOPC)"]
     return [about, *table(columns, ([name, *scores] for name, scores in rows.items()))]

@@ -264,9 +264,10 @@ _SMALL: dict[str, Any] = _WINDOWS | {
 # The paper's architecture, at the base rate and with the ratio that validation preferred in `small`.
 _SHORT = _WINDOWS | {
     "lr": 1e-3,
+    "epochs": 1,
     "dropout": 0.0,
     "head_scale": 0.3,
-    "evaluations_per_epoch": 4,
+    "evaluations_per_epoch": 6,
     "test_subset": 500,
 }
 SHORT_RATIO = 3
