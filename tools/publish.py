@@ -428,6 +428,8 @@ def publish(name: str, folders: list[Path]) -> None:
             else []
         )
         write_values(path, [*kept, *values])
+    # The default protocol, whose figure has the plain name, comes first.
+    folders = sorted(folders, key=lambda folder: not (folder / "figures" / f"{name}.json").is_file())
     page = experiment_page(EXPERIMENTS[name], name, folders, IMAGES)
     (PAGES / f"{name}.md").write_text(page, encoding="utf-8")
     print(f"docs/results/{name}.md")

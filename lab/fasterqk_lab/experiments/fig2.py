@@ -183,8 +183,8 @@ def save(data: Fig2, out: Path) -> dict[str, Any]:
         out,
         name,
         title=title,
-        caption=f"By attention on distinct tokens and probability of the right token. {setting}",
-        see="Further right: more attention on the distinct tokens. Further up: surer of the right token.",
+        caption=f"By attention on class tokens and probability of the right token. {setting}",
+        see="Further right: more attention on the class tokens. Further up: surer of the right token.",
         highest=100.0,
     )
     files["table"] = save_table(
@@ -196,7 +196,7 @@ def save(data: Fig2, out: Path) -> dict[str, Any]:
         rows=[{key: record[key] for key in COLUMNS} for record in data.records.values()],
     )
     if effects := data.effects:
-        titles, names = {"mrta": "attention on distinct tokens"}, {p.name: p.title for p in data.panels}
+        titles, names = {"mrta": "attention on class tokens"}, {p.name: p.title for p in data.panels}
         curve = save_curve(effects, titles, out, f"{name}-loss", title=title, caption=setting, names=names)
         files["curve"] = curve
     return files

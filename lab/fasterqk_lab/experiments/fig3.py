@@ -124,7 +124,7 @@ def save(curves: Sequence[Curve], protocol: str, seeds: int, out: Path) -> dict[
         out,
         "fig3" if protocol == "published" else f"fig3-{protocol}",
         title="Figure 3: the output-value circuit under fixed attention",
-        caption=f"Attention mass α on the distinct tokens is held fixed; linear layers {which}. Both"
+        caption=f"Attention mass α on the class tokens is held fixed; linear layers {which}. Both"
         " losses of an incentive (δ = 0.005) are taken on the same 5,120 held-out sequences; for α = 1"
         f" the shares are continued linearly. {seeds} seed{'s' if seeds > 1 else ''}.",
         rows=[

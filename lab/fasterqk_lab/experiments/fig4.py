@@ -224,7 +224,7 @@ def _panels(data: Fig4) -> list[Panel]:
             sweeps,
             limits=limits,
             null=uniform,
-            legend={"loc": "lower right", "fontsize": 6, "handlelength": 1.2, "borderpad": 0.1},
+            legend={"loc": "lower right", "fontsize": 7, "handlelength": 1.2, "frameon": True},
         ),
         Panel("(f) ratio needed", ("wanted loss", ratio), needed, log="xy", falls=True, legend={}),
     ]

@@ -1,7 +1,7 @@
 """The toy language over grids of settings: attention at equal loss, and what the theory says of it.
 
 `fig2-init` asks what figure 2 owes to its initialisation. `phase` goes beyond the paper: ratios from .01 to
-30, the scale of the init or the share of distinct tokens, the theory beside it, and one row under Adam.
+30, the scale of the init or the share of class tokens, the theory beside it, and one row under Adam.
 
 `prediction` sets two theories, gradient flow and sign descent, beside trainings with Adam (CACO and FAFO,
 protocol `four-tokens`, the theory's setting). How does attention at a loss grow with the ratio? And which
@@ -113,7 +113,7 @@ INIT_COLUMNS = {
     "parameterization": "parameterization",
     "qk_ratio": "QK ratio",
     "loss": "training loss",
-    "attention": "attention on distinct tokens",
+    "attention": "attention on class tokens",
     "steps": "steps",
     "missing_seeds": "seeds that did not reach the loss",
 }
@@ -134,7 +134,7 @@ def run_init(runner: CellRunner, protocol: str = "literal", seeds: int = 3) -> d
     uniform = base.language.gamma * base.language.context / base.language.positions
     about: dict[str, Any] = {
         "title": f"Figure 2 and its initialisation, {protocol}",
-        "caption": f"Attention on distinct tokens against the scale of the init ({base.ov_init.kind}), read"
+        "caption": f"Attention on class tokens against the scale of the init ({base.ov_init.kind}), read"
         f" at one training loss for each parameterization ({_levels(points, 'parameterization')}); mean and"
         " 95% interval over seeds.",
     }
@@ -145,7 +145,7 @@ def run_init(runner: CellRunner, protocol: str = "literal", seeds: int = 3) -> d
         [_init_panel(ratio, points, uniform) for ratio in INIT_RATIOS],
         runner.out,
         "fig2-init" if protocol == "literal" else name,
-        see="Above the dotted line: more attention on distinct tokens than uniform attention has, at one"
+        see="Above the dotted line: more attention on class tokens than uniform attention has, at one"
         " training loss.",
         size=(4.2, 3.4),
         share=True,
@@ -169,7 +169,7 @@ def _init_panel(ratio: float, rows: Sequence[Row], uniform: float) -> Panel:
         lines.append(Line(name, scales, attention, style))
         absent = [None if value else uniform for value in attention]
         lines.append(Line("", scales, absent, {"marker": "x", "linestyle": "none", "color": color}))
-    axes, limits = ("scale of the init", "attention on distinct tokens"), (-0.04, 1.04)
+    axes, limits = ("scale of the init", "attention on class tokens"), (-0.04, 1.04)
     return Panel(f"QK learning rate {ratio:g}x", axes, lines, limits=limits, null=uniform, legend={})
 
 
@@ -177,11 +177,11 @@ FIG2_INIT = Experiment(
     "fig2-init", run_init, (PROTOCOL_OPTION,), examples=("--protocol published --seeds 1 --json",)
 )
 
-# --- Over the ratio, and the init or the share of distinct tokens ---
+# --- Over the ratio, and the init or the share of class tokens ---
 
 RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 VALUES = {"scale": (1e-4, 1e-3, 1e-2, 1e-1), "gamma": (0.1, 0.2, 0.355, 0.5)}
-OVER = {"scale": "scale of the init", "gamma": "share γ of distinct tokens"}
+OVER = {"scale": "scale of the init", "gamma": "share γ of class tokens"}
 SOFTMAX = {"literal": "50 outputs", "scaled-scores": "50 outputs, scaled scores", "four-tokens": "4 outputs"}
 PROTOCOLS = {"both": ("literal", "four-tokens")} | {name: (name,) for name in SOFTMAX}
 ADAM_RATIOS = (1.0, 10.0)
@@ -218,10 +218,10 @@ def run(runner: CellRunner, protocol: str = "both", seeds: int = 1, over: str = 
         runner.out,
         f"{name}-{'-'.join(PROTOCOLS[protocol])}",
         title=f"Where faster query-key learning sharpens attention, over the {OVER[over]}",
-        caption=f"Attention on distinct tokens at matched training loss ({_levels(points, 'protocol')}) over"
+        caption=f"Attention on class tokens at matched training loss ({_levels(points, 'protocol')}) over"
         " the ratio of learning rates, under SGD and (one row) under Adam; a dash was not run or did not"
         " reach the loss. The theory is Theorem 1 with a fixed query and zero-mean background: indicative.",
-        see="The lighter a cell, the more attention on distinct tokens at the same loss.",
+        see="The lighter a cell, the more attention on class tokens at the same loss.",
         digits=2,
         limits=(0.0, 1.0),
     )
