@@ -10,7 +10,7 @@ from fasterqk.errors import InputError
 from fasterqk.labels import find_circuits
 from fasterqk.labels._inputs import run_guessed
 from fasterqk.labels._signals import einsum_in_pairs
-from fasterqk.labels.probe import add_noise, fan_in, probe
+from fasterqk.labels.probe import add_noise, fan_in, probe, probe_call
 from fasterqk.trace.isolated import isolated
 
 WIDTH = 6
@@ -347,7 +347,22 @@ def test_what_is_added_to_a_context_in_place_makes_no_values() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_inputs_have_the_dtype_of_the_model(dtype):
-    """The probe runs on a float32 copy."""
+    """The probe of a model in half precision runs on a float32 copy."""
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).to(dtype)
     circuits = find_circuits(model, inputs=torch.randn(1, 3, 8, dtype=dtype), verify=True)
     assert {part.role for part in circuits} == {"q", "k", "v", "o", "rest"}
+
+
+def test_a_model_in_double_precision_is_probed_in_it():
+    """Its masks are in double precision whatever its weights are."""
+
+    class Masked(Attention):
+        def scores(self, x: Tensor) -> Tensor:
+            mask = torch.full((x.shape[1], x.shape[1]), -torch.inf, dtype=torch.float64).triu(1)
+            return torch.baddbmm(mask, self.a(x), self.b(x).transpose(1, 2))
+
+    model, inputs = Masked().double(), torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    assert set(seen(model).values()) == {"q", "k", "v", "o"}
+    assert {part.role for part in find_circuits(model, verify=True, inputs=inputs)} == {"q", "k", "v", "o"}
+    # As in the first training pass.
+    assert probe_call(model, "", (inputs,), {}, heads=False).findings["a.weight"].role == "q"

@@ -191,8 +191,16 @@ def hazards(rank, processes):
         parameter.requires_grad_("qkv_proj" not in name)
     sharded(frozen)
     matrices = {"others": (optim.AdamW, {"lr": 1e-3})}
+    whole, parts = made("gpt2"), sharded(made("gpt2"))
+    of_parts = optimizer_of(parts)
+    train(parts, of_parts, 0, 1, rank, processes)
+    state = of_parts.state_dict()
+    for module in (*parts.transformer.h, parts):
+        module.unshard()
     return {
         "sharded later": said(lambda: train(before, early, 0, 1, rank, processes)),
+        "unsharded": said(of_parts.step),
+        "sharded state": said(lambda: optimizer_of(whole).load_state_dict(state)),
         "frozen": said(lambda: optimizer_of(frozen)),
         "Adafactor": said(lambda: optimizer_of(sharded(made("phi3")), optim.Adafactor)),
         "Muon": said(lambda: optimizer_of(sharded(made("phi3")), optim.Muon, **matrices)),

@@ -140,7 +140,12 @@ def test_checks_scales_and_norms_of_sharded_models(script, results, processes):
 @pytest.mark.parametrize(
     ("hazard", "words"),
     [
-        ("sharded later", "was sharded (by fully_shard, or Accelerate's FSDP2); in a loop of your own call"),
+        (
+            "sharded later",
+            "was sharded (by fully_shard, parallelize_module or Accelerate); in a loop of your own",
+        ),
+        ("unsharded", "is not sharded now (unshard(), or set_reshard_after_backward(False)): call reshard()"),
+        ("sharded state", "is sharded and the model is not; save it whole, by get_optimizer_state_dict("),
         ("frozen", "would do nothing"),
         ("Adafactor", "is split and sharded"),
         ("Muon", "Muon steps a matrix other than entry by entry; use AdamW"),

@@ -38,7 +38,7 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
 
 
 def _as_weights(model: nn.Module, inputs: Any) -> Any:
-    """``inputs`` with real numbers in the dtype of the weights: copies of models are float32."""
+    """``inputs`` with real numbers in the dtype of the weights: copies are not in half precision."""
     dtypes = [value.dtype for value in model.parameters() if value.is_floating_point()]
 
     def cast(value: Any) -> Any:
@@ -92,7 +92,7 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
         try:
             with attention_implementation(model, "eager"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they would be about inputs that are not the user's
-                call_with(model, inputs)
+                call_with(model, _as_weights(model, inputs))
         except Exception as error:
             # A wrong guess: modules that ran meanwhile count as not run.
             failures.append(f"{type(error).__name__}: {error}")

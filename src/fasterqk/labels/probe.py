@@ -40,7 +40,13 @@ from fasterqk.labels._signals import (
 from fasterqk.labels.names import nearest
 from fasterqk.trace.calls import Running, innermost_with_weights, probe_running
 from fasterqk.trace.calls import probing as probing
-from fasterqk.trace.isolated import detached_copy, isolated, nothing_checkpointed, random_states_kept
+from fasterqk.trace.isolated import (
+    at_least_single,
+    detached_copy,
+    isolated,
+    nothing_checkpointed,
+    random_states_kept,
+)
 from fasterqk.trace.modules import nothing_compiled, parameters_by_module
 
 _MOST_HEADS = 256
@@ -181,7 +187,7 @@ def _first_example(value: Any) -> Any:
 
 @torch.no_grad()
 def add_noise(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
-    """``model`` itself, made float32 and trainable, with noise on every parameter (of ``blocks``).
+    """``model`` itself, made float32 at least and trainable, with noise on every parameter (of ``blocks``).
 
     Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
     """
@@ -190,14 +196,13 @@ def add_noise(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn
     noisy = {id(module) for block in ([model] if blocks is None else blocks) for module in block.modules()}
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if tensor.is_floating_point():
-                tensor.data = tensor.data.float()
+            tensor.data = at_least_single(tensor.data)
         for name, parameter in parameters_by_module(module, recurse=False):
             if parameter.is_floating_point() and id(parameter) not in done:
                 done.add(id(parameter))
                 parameter.requires_grad_(True)
                 if id(module) in noisy:
-                    noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+                    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
                     # A half-precision model that overflowed has infinite weights.
                     kept = torch.nan_to_num(parameter.data, 0.0, 0.0, 0.0).clamp(-100.0, 100.0)
                     parameter.data = kept + noise / fan_in(module, name, parameter) ** 0.5

@@ -252,8 +252,6 @@ def summed(values: Tensor, like: Any) -> Tensor:
 
 def _sharded_like(value: Any, parameter: Any) -> Tensor:
     """A state that was saved whole, or sharded, as the parameter is."""
-    if is_sharded(value) and not is_sharded(parameter):
-        return value.full_tensor()
     if is_sharded(value) or not is_sharded(parameter):
         return value
     from torch.distributed.tensor import distribute_tensor

@@ -386,6 +386,7 @@ def _refuse_without_effect(request: Request, trained: Sequence[Slice], keys: Map
             continue  # a named set of ratios takes what there is
         if request.ratios is not None and all(keys[part] != role for part in trained):
             what = f"with the role {role}" if circuit else "of that name"
+            what += " (a tied one is part of 'embedding')" if role == "lm_head" else ""
             raise InputError(f"{ratio} {nothing} {what}")
         if request.ratios is None and all(part.circuit != circuit for part in trained):
             raise InputError(f"{ratio} {nothing} in the {circuit} circuit")

@@ -368,9 +368,12 @@ def optimizer_class(name: str) -> Any:
     """
     module, _, attribute = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module or "torch.optim"), attribute)
+        kind = getattr(importlib.import_module(module or "torch.optim"), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"there is no optimizer {name!r}: {error}") from None
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise InputError(f"{name!r} is not the class of a torch optimizer, such as torch.optim.AdamW")
+    return kind
 
 
 def _ratio_from_plain(value: Any) -> Any:

@@ -301,7 +301,12 @@ class StepHooks:
             if is_sharded(of_module.get(attribute)) and not is_sharded(parameter):
                 raise InputError(
                     f"a parameter called {attribute!r} was replaced after the optimizer was made: the "
-                    f"model was sharded (by fully_shard, or Accelerate's FSDP2); {SHARD_FIRST}"
+                    f"model was sharded (by fully_shard, parallelize_module or Accelerate); {SHARD_FIRST}"
+                )
+            if is_sharded(parameter) and not is_sharded(of_module.get(attribute)):
+                raise InputError(
+                    f"a parameter called {attribute!r} is not sharded now (unshard(), or "
+                    "set_reshard_after_backward(False)): call reshard() on every sharded module before step()"
                 )
             raise InputError(
                 f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
@@ -436,6 +441,12 @@ class StepHooks:
                 other["params"], options["params"], options["param_names"], strict=True
             ):
                 entries = state["state"].get(key, {})
+                if any(map(is_sharded, entries.values())) and not is_sharded(parameter):
+                    raise InputError(
+                        f"the saved state of {name} is sharded and the model is not; save it whole, by "
+                        "get_optimizer_state_dict(model, optimizer, options=StateDictOptions("
+                        "full_state_dict=True)) of torch.distributed.checkpoint.state_dict"
+                    )
                 count, saved = counts.get(id(parameter), 1), len(entries.get(PARTS, ())) or 1
                 shapes = [value.shape for value in entries.values() if isinstance(value, torch.Tensor)]
                 whole = any(shape.numel() > 1 and shape != parameter.shape for shape in shapes)

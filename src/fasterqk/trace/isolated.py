@@ -47,7 +47,9 @@ def isolated(
     """
     live = [*model.parameters(), *model.buffers()]
     if any(hasattr(tensor, "placements") for tensor in live):
-        raise RuntimeError("the parameters are sharded over devices")
+        raise RuntimeError(
+            "the parameters are sharded over devices (circuits=find_circuits(...) before that)"
+        )
     modules = [module for module in model.modules() if not isinstance(module, ScriptModule)]
     held = [vars(module) for module in modules]
     lent = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in live]
@@ -115,8 +117,14 @@ def random_states_kept() -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
+def at_least_single(tensor: Tensor) -> Tensor:
+    """``tensor`` in float32 if it has real numbers of fewer bits; a model in float64 makes its masks so."""
+    narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.float() if narrow else tensor
+
+
 class _DetachedCopies(TorchFunctionMode):
-    """Deep copies of tensors are detached and float32; deepcopy itself refuses those that were computed."""
+    """Deep copies of tensors are detached, and not in half precision; deepcopy refuses computed ones."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -126,12 +134,12 @@ class _DetachedCopies(TorchFunctionMode):
         tensor, memo = args
         if id(tensor) not in memo:
             alone = tensor.detach().clone()
-            memo[id(tensor)] = alone.float() if alone.is_floating_point() else alone
+            memo[id(tensor)] = at_least_single(alone)
         return memo[id(tensor)]
 
 
 def detached_copy(value: Any, root: nn.Module) -> Any:
-    """A deep copy of a call's arguments (caches included), detached and float32; modules stay themselves."""
+    """A deep copy of a call's arguments (caches included), detached, not in half precision; modules stay."""
     memo: dict[int, Any] = {id(module): module for module in root.modules()}
     with _DetachedCopies():
         if type(value) in (tuple, list):
