@@ -31,7 +31,6 @@ from fasterqk_lab.figures._documents import (
 # How an effect is drawn, by what it shows.
 STANDS_COLORS = dict(zip(STANDS, (*COLORS[:2], "#737373", "#737373"), strict=True))
 Names = Mapping[str, str]
-FOREST_SEE = "Ring: the baseline. Dot: the arm, at the same training loss. Dotted mark: the null."
 
 
 @contextmanager
@@ -74,7 +73,9 @@ def save_forest(
         axes[0].set_yticks(range(len(labels)), [names.get(label, label) for label in labels])
         axes[0].set_ylim(len(labels) - 0.4, -0.6)
         _forest_legend(figure, effects)
-        about.setdefault("see", FOREST_SEE)
+        read = any(effect.loss is not None for effect in effects)
+        moment = "at the same training loss" if read else "after training"
+        about.setdefault("see", f"Ring: the baseline. Dot: the arm, {moment}. Dotted mark: the null.")
         return save_figure(figure, out, name, rows=map(effect_record, effects), **about)
 
 
