@@ -136,15 +136,8 @@ def index_page(claims: Sequence[Claim], experiments: Mapping[str, str]) -> str:
     """``index.md``: the picture, every element of the paper, every claim, the rule, every experiment."""
     elements = read_entries(FOLDER / "claims.toml", "element")
     counts = ", ".join(f"{v} {sum(c.verdict == v for c in claims)}" for v in VERDICTS)
-    parts = [
-        "# Results",
-        "",
-        NOTE,
-        "",
-        f"Verdicts on {len(claims)} claims of the paper: {counts}",
-        INTRODUCTION,
-        "",
-    ]
+    summary = f"Verdicts on {len(claims)} claims of the paper: {counts}"
+    parts = ["# Results", "", NOTE, "", summary, INTRODUCTION, ""]
     parts += ["![attention with equal rates and with a faster query-key circuit](images/questions.svg)", ""]
     parts += [PICTURE]
     parts += ["", "## The paper, element by element", ""]

@@ -131,7 +131,8 @@ def test_code_that_shows_nothing_runs_uncompiled():
     clip = qk_clip(compiled, optimizer, threshold=1e6)
     with pytest.warns(UserWarning, match=r"the model shows qk_clip no queries.*see_attention") as said:
         steps_of(model, optimizer, compiled, 4)
-    assert len(said) == 1 and clip.exact_steps == 3
+    ours = [warning for warning in said if "qk_clip" in str(warning.message)]  # torch has others
+    assert len(ours) == 1 and clip.exact_steps == 3
     clip.remove()
 
 

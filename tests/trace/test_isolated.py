@@ -269,7 +269,7 @@ def test_recurrent_and_scripted_parts():
 
     for scripted in (False, True):
         model = Mixed(scripted)
-        optimizer = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=3)
+        optimizer = make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=3)
         result = check_circuits(model, optimizer, torch.randn(2, 3, 8))
         assert result.ok and all(row.moved > 0.8 for row in result.rows)
         assert all(p.grad is None for p in model.parameters())

@@ -40,7 +40,9 @@ importances of your own (--scores FILE.jsonl): one JSON object per line, with th
 
 
 def configure(parser: Parser) -> None:
-    parser.description = "Measure the attention of a Hugging Face model on your own data, and how faithful it is."
+    parser.description = (
+        "Measure where a Hugging Face model attends on your own data, and how faithful that is."
+    )
     parser.epilog = f"{_DATA}\n" + examples(
         "fasterqk measure --model my-classifier --data test.jsonl",
         "fasterqk measure --model my-classifier --data test.jsonl --rationale-k 5,10,20,50 --json",
