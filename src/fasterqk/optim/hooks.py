@@ -474,8 +474,8 @@ def _forbid_copies(optimizer: torch.optim.Optimizer) -> None:
 
     def refuse(*_: Any) -> NoReturn:
         raise InputError(
-            "this optimizer is tied to its model and cannot be copied or pickled whole; "
-            "call make_optimizer on the copied model and load_state_dict(optimizer.state_dict())"
+            "this optimizer is tied to its model and cannot be copied or pickled whole; call make_optimizer "
+            "on the copied model and load_state_dict(copy.deepcopy(optimizer.state_dict()))"
         )
 
     for name in COPYING:
