@@ -441,7 +441,8 @@ def test_full_is_killed_and_continued_without_doing_anything_twice(tmp_path, lit
     assert len(saved()) == 6
     for cell in saved():
         journal = [json.loads(line)["event"] for line in (out / "runs" / cell / "journal.jsonl").open()]
-        assert journal.count("saved") == 1
+        # The kill may fall between a result and its line in the journal.
+        assert journal.count("saved") in ((0, 1) if cell in first else (1,))
         if cell in first:
             assert journal.count("started") == 1
     assert Path(summary["report"]).exists()
