@@ -8,7 +8,8 @@ before that of the heads:
     value   = (sum_t a_t x_t) W_V + b_V     instead of   sum_t a_t (x_t W_V + b_V)
 
 which needs T d numbers per head instead of T d d_head and is the same function
-(`PlainClassifier` in `benchmarks/training.py` is the reference). The key bias shifts all scores of a row
+(`PlainClassifier` in `benchmarks/training.py` is the reference). Layers below compute every row, with wide
+heads by W_Q W_K^T and W_V W_O, which takes half the products. The key bias shifts all scores of a row
 alike, which a softmax does not see: it takes no part in the computation and stays where it started.
 """
 
@@ -22,6 +23,7 @@ from torch.nn.functional import gelu, linear
 from fasterqk.attention import Aggregation
 from fasterqk.attention.aggregation import Pattern, aggregate, aggregate_null
 from fasterqk.trace import capture, record
+from fasterqk_lab.models._generator import MANY_ROWS, multiply
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,11 @@ class Embedding(nn.Module):
         slots = self.slot[tokens]
         trained = len(self.weight)
         if self.unseen_scale is None or int(slots.max()) < trained:
-            return nn.functional.embedding(slots, self.weight)
+            return _rows_of(self.weight, slots)
         # Seen rows where there are any, then the few others in their places: the whole table would be
         # many times what a batch needs.
         others = slots >= trained
-        rows = nn.functional.embedding(slots.where(~others, 0), self.weight)
+        rows = _rows_of(self.weight, slots.where(~others, 0))
         return rows.index_put((others,), self.unseen[slots[others] - trained] * self.unseen_scale)
 
     def full_table(self) -> Tensor:
@@ -99,13 +101,10 @@ class Attention(nn.Module):
     def __init__(self, config: ClassifierConfig, generator: torch.Generator) -> None:
         super().__init__()
         inward = (config.heads, config.width, config.head_width)
-        self.W_Q = _normal(inward, config, generator)
-        self.W_K = _normal(inward, config, generator)
-        self.W_V = _normal(inward, config, generator)
+        self.W_Q, self.W_K, self.W_V = (_normal(inward, config, generator) for _ in range(3))
         self.W_O = _normal((config.heads, config.head_width, config.width), config, generator)
-        self.b_Q = nn.Parameter(torch.zeros(config.heads, config.head_width))
-        self.b_K = nn.Parameter(torch.zeros(config.heads, config.head_width))
-        self.b_V = nn.Parameter(torch.zeros(config.heads, config.head_width))
+        biases = (nn.Parameter(torch.zeros(config.heads, config.head_width)) for _ in range(3))
+        self.b_Q, self.b_K, self.b_V = biases
         self.b_O = nn.Parameter(torch.zeros(config.width))
         self.log_temperature = nn.Parameter(torch.zeros(config.heads)) if config.temperature else None
         # The weights of the last row that was computed alone, (batch, head, position), with their gradients.
@@ -117,24 +116,40 @@ class Attention(nn.Module):
         Every position, or only one of each text: ``rows`` (batch, width), which may not look where
         ``hidden`` (batch, position) is true.
         """
-        if rows is None or hidden is None:
-            return self._all_rows(stream)
-        return self._one_row(stream, rows, hidden)
+        if rows is not None and hidden is not None:
+            return self._one_row(stream, rows, hidden)
+        batch, length, width = stream.shape
+        later = torch.ones(length, length, dtype=torch.bool, device=stream.device).triu(1)
+        wide = self.W_Q.shape[2] >= width and batch * length >= MANY_ROWS
+        return (self._all_rows_joined if wide else self._all_rows)(stream, later)
 
-    def _all_rows(self, stream: Tensor) -> Tensor:
+    def _all_rows_joined(self, stream: Tensor, later: Tensor) -> Tensor:
         batch, length, width = stream.shape
         heads, _, head_width = self.W_Q.shape
+        keys = self.W_K * head_width**-0.5
+        if self.log_temperature is not None:
+            keys = keys * self.log_temperature.exp()[:, None, None]
+        query_key = torch.bmm(keys, self.W_Q.transpose(1, 2)).view(-1, width)
+        asked = multiply(stream, query_key, torch.bmm(keys, self.b_Q[:, :, None]).view(-1))
+        hiding = stream.new_zeros(later.shape).masked_fill_(later, -torch.inf).repeat_interleave(heads, 0)
+        # Heads of one position follow each other, (batch, position and head, position): nothing is copied.
+        scores = torch.baddbmm(hiding, asked.view(batch, -1, width), stream.transpose(1, 2))
+        weights = scores.softmax(2)
+        record(self, weights.view(batch, length, heads, length).transpose(1, 2))
+        value_output = torch.bmm(self.W_V, self.W_O).view(-1, width)
+        bias = torch.addmv(self.b_O, self.W_O.view(-1, width).T, self.b_V.view(-1))
+        return multiply(torch.bmm(weights, stream).view(batch, length, -1), value_output.T, bias)
+
+    def _all_rows(self, stream: Tensor, later: Tensor) -> Tensor:
+        batch, length, width = stream.shape
+        heads, _, head_width = self.W_Q.shape
+        maps = (self.W_Q, self.b_Q.view(-1)), (self.W_K, None), (self.W_V, self.b_V.view(-1))
         query, key, value = (
             linear(stream, weight.transpose(1, 2).reshape(-1, width), bias)
             .view(batch, length, heads, head_width)
             .transpose(1, 2)
-            for weight, bias in (
-                (self.W_Q, self.b_Q.view(-1)),
-                (self.W_K, None),
-                (self.W_V, self.b_V.view(-1)),
-            )
+            for weight, bias in maps
         )
-        later = torch.ones(length, length, dtype=torch.bool, device=stream.device).triu(1)
         scores = query @ key.transpose(2, 3) * head_width**-0.5
         if self.log_temperature is not None:
             scores = scores * self.log_temperature.exp()[:, None, None]
@@ -171,8 +186,9 @@ class MLP(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """The map at every row, ``(..., width)``."""
-        middle = gelu(linear(rows, self.W_in.T, self.b_in), approximate="tanh")
-        return linear(middle, self.W_out.T, self.b_out)
+        product = multiply if rows.dim() == 3 else linear  # few rows are not worth oneDNN's kernels
+        middle = gelu(product(rows, self.W_in.T, self.b_in), approximate="tanh")
+        return product(middle, self.W_out.T, self.b_out)
 
 
 class Block(nn.Module):
@@ -232,11 +248,16 @@ class Classifier(nn.Module):
             stream = block(stream)
         if every_row:
             stream = last(stream)
-        rows = stream[instance, read]
+        rows = stream.flatten(0, 1).index_select(0, length * instance + read)
         if not every_row:
             hidden = torch.arange(length, device=read.device) > read[:, None]
             rows = last(stream, rows, hidden)
         return torch.addmm(self.b_U, rows, self.W_U)
+
+
+def _rows_of(table: Tensor, slots: Tensor) -> Tensor:
+    """``nn.functional.embedding(slots, table)``; the gradient is the same sums in the same order, sooner."""
+    return table.index_select(0, slots.flatten()).unflatten(0, slots.shape)
 
 
 def _normal(shape: tuple[int, ...], config: ClassifierConfig, generator: torch.Generator) -> nn.Parameter:

@@ -23,8 +23,9 @@ from fasterqk.trace import record
 Drop = Callable[[Tensor], Tensor]
 # Gain of the weights' start.
 GAIN = 0.5**0.5
-# From this width on oneDNN multiplies; below, preparing its kernels costs more than they save.
-WIDE = 256
+# From this width on oneDNN multiplies, and from the second one on where the rows are many; below, preparing
+# its kernels costs more than they save.
+WIDE, LESS_WIDE, MANY_ROWS = 256, 64, 256
 # Waves of positions are from 2 pi positions to nearly this many times that long.
 WAVE_RANGE = 100.0
 
@@ -59,7 +60,8 @@ class GeneratorConfig:
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``torch.nn.functional.linear``, by oneDNN for wide weights in single precision on a processor."""
-    quick = min(weight.shape) >= WIDE and rows.dtype == weight.dtype == torch.float32
+    least = WIDE if rows.shape[:-1].numel() < MANY_ROWS else LESS_WIDE
+    quick = min(weight.shape) >= least and rows.dtype == weight.dtype == torch.float32
     here = rows.device.type == "cpu" and torch.backends.mkldnn.is_available()
     if quick and here and not torch.is_autocast_enabled("cpu"):
         return cast(Tensor, _Product.apply(rows, weight, bias))
@@ -75,8 +77,10 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         rows, weight = ctx.saved_tensors
-        slope = upstream[0].flatten(0, -2)
-        return _onednn(upstream[0], weight.T), _onednn(slope.T, rows.flatten(0, -2).T), slope.sum(0)
+        slope, rows = upstream[0].flatten(0, -2), rows.flatten(0, -2)
+        high = weight.shape[0] > weight.shape[1]  # oneDNN is quicker where the result is wide
+        of_weight = _onednn(rows.T, slope.T).T if high else _onednn(slope.T, rows.T)
+        return _onednn(upstream[0], weight.T), of_weight, slope.sum(0)
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -368,10 +372,13 @@ class Dropout:
     def __call__(self, values: Tensor) -> Tensor:
         """``values`` with some entries zero."""
         count = values.numel()
-        drawn = torch.empty(-(-count // 4), dtype=torch.int64, device=self.generator.device)
+        where = self.generator.device
+        drawn = torch.empty(-(-count // 4), dtype=torch.int64, device=where)
         drawn.random_(-(2**63), None, generator=self.generator)
-        kept = drawn.view(torch.int16)[:count].view(values.shape) >= self.lowest_kept
-        return values * kept.to(values.device, values.dtype).mul_(self.scale)
+        # Numbers at once: truth values would take another pass, several times slower.
+        kept = torch.empty(count, dtype=values.dtype, device=where)
+        torch.ge(drawn.view(torch.int16)[:count], self.lowest_kept, out=kept)
+        return values * kept.mul_(self.scale).view(values.shape).to(values.device)
 
 
 # --- The loss over a large vocabulary ---
@@ -434,7 +441,7 @@ def _gradients(
     """The gradients of rows, weight and bias; ``scale`` (row,) turns ``share`` into softmax over count."""
     count, tokens = share.shape
     hit, every = (1 - smoothing) / count, smoothing / (count * tokens)
-    of_weight = share.T @ (rows * scale[:, None])  # oneDNN is no faster where the result is that large
+    of_weight = multiply(share.T, (rows * scale[:, None]).T)
     of_weight.index_add_(0, labels, rows, alpha=-hit)
     of_bias = share.T @ scale
     of_bias.index_add_(0, labels, of_bias.new_ones(count), alpha=-hit)

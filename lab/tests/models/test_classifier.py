@@ -10,10 +10,13 @@ from fasterqk_lab.benchmarks.training import PlainClassifier
 from fasterqk_lab.models import Classifier, ClassifierConfig, Embedding
 
 SIZES = {"width": 12, "heads": 3, "head_width": 5, "context": 16, "init_scale": 0.7}
+WIDTHS = (5, 14)
 
 
 @pytest.fixture(autouse=True)
-def double_precision():
+def double_precision(monkeypatch):
+    # So that short texts are read by joined weights too, where heads are wide (the second of WIDTHS).
+    monkeypatch.setattr("fasterqk_lab.models._classifier.MANY_ROWS", 1)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -41,22 +44,25 @@ def inputs(seed=1, batch=6, length=11):
     layers=st.integers(1, 3),
     mlp_width=st.sampled_from([0, 7]),
     residual=st.booleans(),
+    head_width=st.sampled_from(WIDTHS),
     seed=st.integers(0, 50),
     batch=st.integers(1, 4),
     length=st.integers(1, 16),
 )
-def test_equals_the_plain_full_sequence_module(layers, mlp_width, residual, seed, batch, length):
+def test_equals_the_plain_full_sequence_module(layers, mlp_width, residual, head_width, seed, batch, length):
     torch.set_default_dtype(torch.float64)
-    model = make(seed, layers=layers, mlp_width=mlp_width, residual=residual, seen=range(0, 20, 3))
+    sizes = {"layers": layers, "mlp_width": mlp_width, "head_width": head_width}
+    model = make(seed, residual=residual, seen=range(0, 20, 3), **sizes)
     tokens, read = inputs(seed, batch, length)
     plain = PlainClassifier(model)(tokens, read)
     torch.testing.assert_close(model(tokens, read), plain, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(model(tokens, read, every_row=True), plain, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("head_width", WIDTHS)
 @pytest.mark.parametrize("every_row", [False, True])
-def test_a_temperature_is_a_factor_of_the_queries(every_row):
-    model, scaled = make(temperature=True), make()
+def test_a_temperature_is_a_factor_of_the_queries(every_row, head_width):
+    model, scaled = make(temperature=True, head_width=head_width), make(head_width=head_width)
     attention = scaled.blocks[0].attention
     with torch.no_grad():
         model.blocks[0].attention.log_temperature.copy_(torch.tensor([1.0, 2.0, 0.5]).log())
@@ -65,9 +71,10 @@ def test_a_temperature_is_a_factor_of_the_queries(every_row):
     torch.testing.assert_close(model(*inputs(), every_row), scaled(*inputs(), every_row))
 
 
+@pytest.mark.parametrize("head_width", WIDTHS)
 @pytest.mark.parametrize("layers", [1, 2])
-def test_gradients_equal_those_of_the_plain_module(layers):
-    model = make(layers=layers)
+def test_gradients_equal_those_of_the_plain_module(layers, head_width):
+    model = make(layers=layers, head_width=head_width)
     plain = PlainClassifier(model)
     tokens, read = inputs()
     for each in (model, plain):
@@ -83,14 +90,21 @@ def test_gradients_equal_those_of_the_plain_module(layers):
             torch.testing.assert_close(parameter.grad, other, rtol=1e-8, atol=1e-10)
 
 
-def test_single_precision_agrees_to_a_millionth():
+@pytest.mark.parametrize("layers", [1, 4])
+def test_single_precision_agrees_to_a_millionth(layers, monkeypatch):
+    monkeypatch.setattr("fasterqk_lab.models._classifier.MANY_ROWS", 256)  # as in trainings
     torch.set_default_dtype(torch.float32)
-    config = ClassifierConfig(vocabulary_size=500, classes=3)
+    config = ClassifierConfig(vocabulary_size=500, classes=3, layers=layers)
     model = Classifier(config, torch.Generator().manual_seed(0))
+    plain = PlainClassifier(model)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 500, (32, 60), generator=generator)
     read = torch.randint(0, 60, (32,), generator=generator)
-    assert (model(tokens, read) - PlainClassifier(model)(tokens, read)).abs().max() < 1e-6
+    logits, others = model(tokens, read), plain(tokens, read)
+    assert (logits - others).abs().max() < 1e-6
+    logits.logsumexp(1).sum().backward()
+    others.logsumexp(1).sum().backward()
+    torch.testing.assert_close(model.embedding.weight.grad, plain.W_E.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_nothing_after_the_read_position_matters():
@@ -148,6 +162,16 @@ def test_rows_are_those_of_the_table():
     assert torch.equal(embedding(tokens), table()[tokens])
     assert torch.equal(embedding.full_table(), table())
     assert embedding.weight.shape == (4, 4)
+
+
+def test_the_gradient_is_that_of_torchs_embedding_to_the_last_bit():
+    generator = torch.Generator().manual_seed(0)
+    slots, slope = torch.randint(0, 50, (30, 40), generator=generator), torch.randn(30, 40, 4)
+    ours, theirs = (nn.Parameter(torch.randn(50, 4)) for _ in range(2))
+    embedding = Embedding(ours.data)
+    (of_ours,) = torch.autograd.grad(embedding(slots), embedding.weight, slope)
+    (of_theirs,) = torch.autograd.grad(nn.functional.embedding(slots, theirs), theirs, slope)
+    assert torch.equal(of_ours, of_theirs)
 
 
 def test_all_tokens_seen_needs_nothing_else():

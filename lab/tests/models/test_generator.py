@@ -141,10 +141,13 @@ def test_captured_attention_is_causal_and_before_dropout():
     torch.testing.assert_close(dropped[0].sum(3), torch.ones(2, 2, 7))
 
 
-@pytest.mark.parametrize(("batch", "width"), [((3, 7), 256), ((5,), 300), ((4, 2), 24)])
-def test_products_are_those_of_linear_maps_and_so_are_gradients(batch, width):
+@pytest.mark.parametrize(
+    ("batch", "width", "out"),
+    [((3, 7), 256, 260), ((5,), 300, 256), ((8, 40), 64, 100), ((8, 40), 100, 64), ((4, 2), 24, 28)],
+)
+def test_products_are_those_of_linear_maps_and_so_are_gradients(batch, width, out):
     generator = torch.Generator().manual_seed(0)
-    shapes = (*batch, width), (width + 4, width), (width + 4,), (*batch, width + 4)
+    shapes = (*batch, width), (out, width), (out,), (*batch, out)
     *inputs, slope = (torch.randn(shape, generator=generator) for shape in shapes)
 
     def results(function, dtype):

@@ -10,7 +10,7 @@ from fasterqk.trace import capture
 from fasterqk_lab.benchmarks.training import PlainClassifier
 from fasterqk_lab.models._classifier import attention_rows
 from fasterqk_lab.training._batches import EVALUATION_BATCH
-from fasterqk_lab.training._classification import measure_attention, measure_fit, scores_json
+from fasterqk_lab.training._classification import measure_fit, scores_json, summarize_attention
 from fasterqk_lab.training._steps import build_trainable
 
 
@@ -95,7 +95,7 @@ def test_fit_equals_one_text_at_a_time(trainable):
 
 
 def test_mass_and_its_null_equal_the_hand_worked_ones(trainable):
-    scores = scores_json(measure_attention(trainable.model, trainable.splits["test"], (20,)))
+    scores = scores_json(summarize_attention(trainable.model, trainable.splits["test"], (20,)))
     masses, nulls = [], []
     for tokens, _, relevance in single_examples(trainable):
         masses.append(float(row_alone(trainable, tokens)[: len(tokens)] @ relevance))
@@ -118,7 +118,7 @@ def test_faithfulness_equals_deleting_tokens_by_hand(trainable):
         rest = [token for place, token in enumerate(tokens) if place not in top]
         sufficiency.append(whole.max() - read_alone(plain, kept)[whole.argmax()])
         comprehensiveness.append(whole.max() - read_alone(plain, rest)[whole.argmax()])
-    scores = scores_json(measure_attention(trainable.model, trainable.splits["test"], (k,)))
+    scores = scores_json(summarize_attention(trainable.model, trainable.splits["test"], (k,)))
     assert scores["sufficiency"][str(k)] == pytest.approx(np.mean(sufficiency), abs=1e-5)
     assert scores["comprehensiveness"][str(k)] == pytest.approx(np.mean(comprehensiveness), abs=1e-5)
 
@@ -127,7 +127,7 @@ def test_uniform_attention_scores_its_own_null(trainable):
     with torch.no_grad():
         trainable.model.blocks[0].attention.W_Q.zero_()
         trainable.model.blocks[0].attention.b_Q.zero_()
-    scores = scores_json(measure_attention(trainable.model, trainable.splits["test"], (20,)))
+    scores = scores_json(summarize_attention(trainable.model, trainable.splits["test"], (20,)))
     for name in ("mrta", "ac", "acmc", "entropy"):
         assert scores[name] == pytest.approx(scores["null"][name], rel=1e-5)
 
@@ -149,7 +149,7 @@ def test_each_layer_of_a_deeper_model_is_scored_by_itself(config):
     with torch.no_grad():
         first.W_Q.zero_()  # a first layer that does not look anywhere
     split = trainable.splits["test"]
-    scores = scores_json(measure_attention(trainable.model, split, (20,)))
+    scores = scores_json(summarize_attention(trainable.model, split, (20,)))
     assert set(scores["layer"]) == {"1", "2"}
     uniform = np.mean([rel.sum() / (len(tokens) + 1) for tokens, _, rel in single_examples(trainable)])
     assert scores["layer"]["1"]["mrta"] == pytest.approx(uniform, rel=1e-5)
@@ -163,9 +163,11 @@ def test_each_layer_of_a_deeper_model_is_scored_by_itself(config):
 
 
 def test_random_rankings_are_reproducible_and_find_what_chance_finds(trainable):
-    one = scores_json(measure_attention(trainable.model, trainable.splits["train"], (20,), seed=0))["null"]
-    again = scores_json(measure_attention(trainable.model, trainable.splits["train"], (20,), seed=0))["null"]
-    other = scores_json(measure_attention(trainable.model, trainable.splits["train"], (20,), seed=1))["null"]
+    train = trainable.splits["train"]
+    one, again, other = (
+        scores_json(summarize_attention(trainable.model, train, (20,), seed=seed))["null"]
+        for seed in (0, 0, 1)
+    )
     assert one == again != other
     # One relevant word a text, so that chance is right once in as many texts as there are words.
     chance = np.mean([1 / len(tokens) for tokens, _, _ in single_examples(trainable, "train")])
@@ -175,7 +177,7 @@ def test_random_rankings_are_reproducible_and_find_what_chance_finds(trainable):
 def test_without_any_rationale_attention_scores_are_null(trainable):
     split = trainable.splits["test"]
     unrated = dataclasses.replace(split, rated=torch.zeros_like(split.rated))
-    scores = scores_json(measure_attention(trainable.model, unrated, (20,)))
+    scores = scores_json(summarize_attention(trainable.model, unrated, (20,)))
     assert scores["mrta"] is None
     assert scores["dtap"] is None
     assert scores["plausibility"]["auprc"] is None
@@ -193,7 +195,7 @@ def test_a_text_of_one_token_that_is_read_at_its_last_can_lose_it(config):
         read=torch.zeros_like(whole.read),
         relevance=torch.tensor([1.0, 0.0]).expand(len(whole), -1),
     )
-    scores = scores_json(measure_attention(trainable.model, split, (100,)))
+    scores = scores_json(summarize_attention(trainable.model, split, (100,)))
     plain = PlainClassifier(trainable.model)
     with torch.no_grad():
         one = plain(split.tokens[:, :1], split.read).double().softmax(1)
