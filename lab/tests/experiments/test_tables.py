@@ -18,7 +18,7 @@ RATIOS = {
     "layers-4": (table_layers(4), 30),
     "sva-whole": (table_sva("paper", "whole", lr=3e-4), 100),
     "sva-prefix": (table_sva("paper", "prefix", lr=3e-4), 100),
-    **{f"squad-{size}": (table_squad(size)["paper"], 20) for size in SIZES},
+    **{f"squad-{size}": (table_squad(size)["paper"], 3 if size == "paper-short" else 20) for size in SIZES},
 }
 
 
@@ -146,8 +146,15 @@ def test_arms_of_squad_are_chosen_by_name():
     assert differences(table_squad("small")["paper"]) == {"qk_ratio": 20}
 
 
+def test_short_windows_have_the_papers_architecture():
+    sizes = "layers width heads head_width mlp_width"
+    short, paper = (table_squad(size)["paper"].arms[BASELINE] for size in ("paper-short", "paper"))
+    assert settings(short, sizes) == settings(paper, sizes) == [6, 300, 6, 50, 1200]
+    assert settings(short, "form lr epochs") == ["random-short", 1e-3, 1]
+
+
 def test_unknown_sizes_and_arms_are_one_line():
-    with pytest.raises(InputError, match="unknown size 'huge'; choose from paper, small, tiny"):
+    with pytest.raises(InputError, match="unknown size 'huge'; choose from paper, paper-short, small, tiny"):
         table_squad("huge")
     with pytest.raises(InputError, match="size 'small' has no arm 'released_same'; choose from same, fast"):
         table_squad("small", ["released_same"])
