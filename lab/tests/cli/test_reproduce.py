@@ -299,7 +299,7 @@ def test_table_kvqa_says_when_the_task_was_learnt(capsys, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--size", "huge"], "unknown size 'huge'; choose from paper, small, tiny"),
+        (["--size", "huge"], "unknown size 'huge'; choose from paper, paper-short, small, tiny"),
         (["--arms", "slow"], "size 'small' has no arm 'slow'; choose from same, faster_qk"),
         (["--seeds", "0"], "'0' is not a whole number from 1 to"),
     ],
