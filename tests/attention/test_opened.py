@@ -1,6 +1,7 @@
 """What ``measure`` takes: folders, models, files, rows, instances, and options as strings."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -119,6 +120,12 @@ def test_a_short_repr(small_model, some_instances):
     text = repr(measurement)
     assert text.startswith("<Measurement of 7 instances: accuracy 0.") and len(text) < 120
     assert f"mrta {measurement.summary()['mrta']:.3f}" in text
+
+
+def test_a_frame_without_pandas_is_one_line(small_model, some_instances, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="to_frame\\(\\) needs pandas; `pip install pandas` installs it"):
+        measure(small_model(), some_instances()).to_frame()
 
 
 def test_tables_have_lists(small_model):

@@ -49,11 +49,13 @@ def test_padding_changes_nothing(gpt2):
     )
 
 
-def test_the_read_position_can_be_said(bert):
+def test_an_encoder_is_read_at_its_first_token_and_a_causal_model_at_its_last(bert, gpt2):
     batch = {"input_ids": IDS, "attention_mask": MASK}
-    first = torch.zeros(2, dtype=torch.long)
-    model = bert()
-    assert Sharpness(batch, RELEVANCE, first)(model) != Sharpness(batch, RELEVANCE)(model)
+    first, last = torch.zeros(2, dtype=torch.long), MASK.sum(1) - 1
+    for model, read, other in ((bert(), first, last), (gpt2(), last, first)):
+        usual = Sharpness(batch, RELEVANCE)(model)
+        assert usual == Sharpness(batch, RELEVANCE, read)(model)
+        assert usual != Sharpness(batch, RELEVANCE, other)(model)
 
 
 def test_the_model_is_left_as_it_was(gpt2):

@@ -19,6 +19,7 @@ from fasterqk.attention.faithfulness import Agreement, Faithfulness, agreement
 from fasterqk.attention.instances import Instance
 from fasterqk.attention.scores import DTAP_EDGES, SCORES, STRONGER_NULLS, ScoreName, dtap_lines, summarize
 from fasterqk.attention.statistics import with_iou_f1
+from fasterqk.errors import InputError
 
 Numbers = NDArray[np.float64]
 LEAVE_ONE_OUT = "leave_one_out"
@@ -481,7 +482,11 @@ class Measurement(Rowwise):
 
     def to_frame(self) -> Any:
         """:meth:`instances_table` as a pandas data frame; token texts and importances are lists."""
-        return import_module("pandas").DataFrame(self.instances_table())
+        try:
+            pandas = import_module("pandas")
+        except ModuleNotFoundError:
+            raise InputError("to_frame() needs pandas; `pip install pandas` installs it") from None
+        return pandas.DataFrame(self.instances_table())
 
     def __repr__(self) -> str:
         scores = {name: self.at_defaults.scores.get(name) for name in ("accuracy", "mrta", "auprc")}

@@ -27,7 +27,8 @@ class Sharpness:
     Arguments:
         batch: Model inputs, with ``attention_mask`` if they are padded.
         relevance: 0/1 or fractions, ``(batch, token)``. With it, attention on relevant tokens is measured.
-        read: The read position of each text, ``(batch,)``; by default the last token that is not padding.
+        read: The read position of each text, ``(batch,)``; by default the last token that is not padding of a
+            causal model, and the first of an encoder, where ``[CLS]`` stands.
         aggregation: How layers and heads are combined into one row: ``Aggregation("mean")``,
             ``Aggregation("layer", 3)``, ...; by default rollout,
             or the mean over layers for a causal model, where rollout ends up on the first token.
@@ -75,13 +76,12 @@ class Sharpness:
         numbers = {"entropy": float(torch.stack(entropies).mean())}
         if self.relevance is not None:
             relevance = self.relevance.to(real.device)
-            read = last if self.read is None else self.read.to(real.device)
+            first, read = real.int().argmax(1), last if self.read is None else self.read.to(real.device)
             patterns = find_patterns(layers, layers.masks, real, read)
             allowed = visible_pairs(layers.masks, patterns, real)
-            how = self.aggregation
-            if not isinstance(how, Aggregation):
-                how = how(not any(pairs.triu(1).any() for pairs in allowed))
-            first = real.int().argmax(1)
+            causal = not any(pairs.triu(1).any() for pairs in allowed)
+            read = first if self.read is None and not causal else read
+            how = self.aggregation if isinstance(self.aggregation, Aggregation) else self.aggregation(causal)
             rows = aggregate(layers, read, allowed, how)
             null = aggregate_null(allowed, len(layers), read, how)
             for prefix, weights in (("", rows), ("null_", null)):
