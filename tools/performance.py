@@ -58,9 +58,9 @@ number of parameters grows with the square of the width.
 
 ## What the time goes into
 
-- **HateXplain, one layer.** The step of AdamW on the token embedding, and the gradient that is filled with
-  zeros for it, take about half of a training step. Rows of tokens that are not in the batch still move by
-  their momentum, so leaving them out would change the result.
+- **HateXplain, one layer.** The optimizer takes about a third of a training step, most of it AdamW on the
+  token embedding: rows of tokens that are not in the batch still move by their momentum, so leaving them out
+  would change the result. The rest is mostly the overhead of some eighty small operations.
 - **`measure`** spends all but a few percent in the forward passes that it needs: texts are sorted by length,
   and variants of many texts are predicted together.
 - **Fused weights in columns** (GPT-2) are stepped as copies or views. Torch's fused kernel is slower on such
