@@ -261,14 +261,21 @@ _SMALL: dict[str, Any] = _WINDOWS | {
     "evaluations_per_epoch": 6,
     "test_subset": 1000,
 }
-# The paper's architecture, at the base rate and with the ratio that validation preferred in `small`.
+# The paper's architecture. Training on windows of all widths, it copies after a tenth of the questions that
+# windows of 140 characters alone would take, and bfloat16 is half as fast again. With QK at 1.5e-3 attention
+# hardens too early: the largest rate is 9e-4.
 _SHORT = _WINDOWS | {
-    "lr": 1e-3,
-    "epochs": 1,
+    "form": "random-mixed",
+    "lr": 3e-4,
+    "epochs": 6,
+    "batch_size": 32,
+    "autocast": True,
     "dropout": 0.0,
-    "head_scale": 0.3,
-    "evaluations_per_epoch": 6,
-    "test_subset": 500,
+    "head_scale": 0.1,
+    "clip": 1.0,
+    "evaluations_per_epoch": 3,
+    "along_subset": 256,
+    "test_subset": 1000,
 }
 SHORT_RATIO = 3
 _TINY: dict[str, Any] = _SMALL | {

@@ -28,7 +28,10 @@ from fasterqk_lab.tasks._tokens import BYTE_PAIRS, WORD_VECTORS, BytePairs, Enco
 # answer with this margin to either side, as in the released notebooks. The last leaks: the answer stands 200
 # characters from each edge that is not the paragraph's own.
 CENTRED_MARGIN = 200
-RANDOM_WIDTHS = {"random": 400, "random-short": 140}
+RANDOM_WIDTHS = {"random": 400, "random-short": 140, "random-mixed": 140}
+# `random-mixed` is `random-short` but for training, where windows have every width from this one on, drawn
+# for each question: from narrow ones a model learns to copy, from wide ones what.
+NARROWEST = 30
 WINDOWS = (*RANDOM_WIDTHS, "whole", "centred")
 FULL = "-full-vocabulary"
 FORMS = (*WINDOWS, *(f"{kind}{FULL}" for kind in WINDOWS))
@@ -81,7 +84,9 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
     skipped: Counter[str] = Counter()
     train, test = (read_squad(path, skipped) for path in paths)
     asked = _split(train, test)
-    splits = {name: _tokens(split, form.removesuffix(FULL), pairs, skipped) for name, split in asked.items()}
+    kind = form.removesuffix(FULL)
+    narrow = {"train": NARROWEST} if kind == "random-mixed" else {}
+    splits = {name: _tokens(split, kind, pairs, skipped, narrow.get(name)) for name, split in asked.items()}
     counts = {name: len(split.asked) for name, split in splits.items()}
     from_train = not (counts["train"] and counts["validation"])
     check_splits(paths[0] if from_train else paths[1], "question", counts, skipped)
@@ -149,10 +154,16 @@ class _Tokens(NamedTuple):
         )
 
 
-def _tokens(asked: Sequence[SquadQuestion], kind: str, pairs: BytePairs, skipped: Counter[str]) -> _Tokens:
+def _tokens(
+    asked: Sequence[SquadQuestion],
+    kind: str,
+    pairs: BytePairs,
+    skipped: Counter[str],
+    narrowest: int | None = None,
+) -> _Tokens:
     shown, prompts, spans = [], [], []
     for question in asked:
-        cut = window(question, kind)
+        cut = window(question, kind, narrowest)
         if cut is None:
             skipped[TOO_LONG] += 1
             continue
@@ -184,13 +195,19 @@ def _pieces(flat: NDArray[Any], bounds: NDArray[np.int64]) -> tuple[NDArray[Any]
 TOO_LONG = "an answer longer than the window"
 
 
-def window(asked: SquadQuestion, kind: str) -> tuple[int, int] | None:
-    """First and last (exclusive) character of the context that is shown; None when the answer is too long."""
+def window(asked: SquadQuestion, kind: str, narrowest: int | None = None) -> tuple[int, int] | None:
+    """First and last (exclusive) character of the context that is shown; None when the answer is too long.
+
+    With ``narrowest`` the width of a random window is drawn, from there up to that of its kind.
+    """
     if kind == "whole":
         return 0, len(asked.context)
     if kind == "centred":
         return max(0, asked.start - CENTRED_MARGIN), min(len(asked.context), asked.stop + CENTRED_MARGIN)
-    return random_window(asked.context, asked.start, asked.stop, RANDOM_WIDTHS[kind], uniform(asked.id))
+    width = RANDOM_WIDTHS[kind]
+    if narrowest is not None:
+        width -= int((width - narrowest + 1) * uniform(f"{asked.id} width"))
+    return random_window(asked.context, asked.start, asked.stop, width, uniform(asked.id))
 
 
 def uniform(name: str) -> float:

@@ -13,6 +13,7 @@ from fasterqk_lab.experiments.table_main import table_squad
 from fasterqk_lab.tasks import check_data, data_folder, load_task
 from fasterqk_lab.tasks.squad import (
     CENTRED_MARGIN,
+    NARROWEST,
     FORMS,
     FULL,
     GUESSED,
@@ -251,7 +252,7 @@ def test_missing_files_say_where_and_what(tmp_path, folder):
 
 def test_unknown_form_lists_the_known():
     with pytest.raises(
-        InputError, match=r"no form 'middle'; its forms are 'random', 'random-short', 'whole'"
+        InputError, match=r"no form 'middle'; its forms are 'random', 'random-short', 'random-mixed'"
     ):
         load_task("squad", form="middle")
 
@@ -414,3 +415,17 @@ def test_each_kind_shows_what_it_says():
     assert window(SquadQuestion("a", "", "", "x" * 900, 0, 900, ("x" * 900,)), "random") is None
     for kind in WINDOWS:
         assert window(asked, kind) == window(asked, kind)
+
+
+def test_mixed_windows_have_every_width_and_hold_the_answer(questions):
+    cuts = [(asked, window(asked, "random-mixed", NARROWEST)) for asked in questions]
+    shown = [(asked, *cut) for asked, cut in cuts if cut is not None]
+    assert all(left <= asked.start and asked.stop <= right for asked, left, right in shown)
+    widths = np.array([right - left for _, left, right in shown])
+    assert widths.max() <= RANDOM_WIDTHS["random-mixed"]
+    # Words that would be cut are left out, so that windows are some characters narrower than drawn.
+    assert np.histogram(widths, 4, (20, 140))[0].min() > len(widths) / 8
+    # What is tested is as wide as ever.
+    assert [window(asked, "random-mixed") for asked, *_ in shown] == [
+        window(asked, "random-short") for asked, *_ in shown
+    ]
