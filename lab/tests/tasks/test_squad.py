@@ -13,10 +13,10 @@ from fasterqk_lab.experiments.table_main import table_squad
 from fasterqk_lab.tasks import check_data, data_folder, load_task
 from fasterqk_lab.tasks.squad import (
     CENTRED_MARGIN,
-    NARROWEST,
     FORMS,
     FULL,
     GUESSED,
+    NARROWEST,
     NOT_IN_CONTEXT,
     RANDOM_WIDTHS,
     TOO_LONG,
