@@ -183,8 +183,10 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if query.device.type != "cpu":
         return scaled_dot_product_attention(query, key, value, is_causal=True)
     with full_precision("cpu"):
-        in_full = (rows if rows.dtype == torch.float64 else rows.float() for rows in (query, key, value))
-        return scaled_dot_product_attention(*in_full, is_causal=True)
+        query, key, value = (
+            rows if rows.dtype == torch.float64 else rows.float() for rows in (query, key, value)
+        )
+        return scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def full_precision(kind: str) -> AbstractContextManager[Any]:
