@@ -35,15 +35,13 @@ from fasterqk_lab.experiments._comparison import (
 )
 from fasterqk_lab.experiments._registry import Option
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO, table_hatexplain
-from fasterqk_lab.experiments.table_main import FOUND_RATES, table_sva
+from fasterqk_lab.experiments.table_main import FOUND_RATES, measured_again, table_sva
 from fasterqk_lab.figures import COLORS, Line, Panel, effect_record, save_panels, save_table
 from fasterqk_lab.training import TrainConfig
 
 # --- Faithfulness minus that of random rankings ---
 
 DATA = ("hatexplain", "sva-whole")
-# Random rankings double what an evaluation costs, so there are fewer of them than in the tables.
-EVALUATIONS = 10
 SCORES = {
     "aopc_comprehensiveness_above_random": "comprehensiveness (AOPC) − random",
     "aopc_sufficiency_above_random": "sufficiency (AOPC) − random",
@@ -70,11 +68,11 @@ def faithfulness(data: str = "hatexplain", seeds: int = 5, remove: str = "delete
         table = table_hatexplain(seeds=seeds)
     else:
         table = table_sva("paper", "whole", seeds, lr=FOUND_RATES["whole"])
-    base = table.arms[BASELINE].replace(random_along=True, evaluations=EVALUATIONS)
     name, title = f"faithfulness-{data}", f"{table.title}: faithfulness against its own chance"
     if remove == "mask":
-        base, name, title = base.replace(protocol="masked"), f"{name}-masked", f"{title}, tokens masked"
-    comparison = two_arms(name, title, base, table.arms[FASTER].optimisation.qk_ratio, table.seeds)
+        name, title = f"{name}-masked", f"{title}, tokens masked"
+    arms = measured_again(table, remove)
+    comparison = Comparison(name, title, "paper", arms, table.seeds)
     return replace(comparison, decides=(DECIDES,), scores=SCORES, derive=above_random, forest=FOREST)
 
 

@@ -230,7 +230,10 @@ def test_squad_joins_when_asked_in_a_size_that_has_the_protocol(monkeypatch, cap
     assert main([*words, "--squad", "small", "--squad-seeds", "2"]) == 0
     document = json.loads(capsys.readouterr().out)
     datasets = [row["data set"] for row in document["rows"]]
-    assert list(dict.fromkeys(datasets)) == ["SVA", "HateXplain", "SQuAD, small"]
+    masked = ["SVA, tokens masked", "HateXplain, tokens masked"]
+    assert list(dict.fromkeys(datasets)) == ["SVA", "HateXplain", *masked, "SQuAD, small"]
+    removed = {row["score"] for row in document["rows"] if row["data set"] in masked}
+    assert removed == {"sufficiency, top 5%", "comprehensiveness, top 5%"}
     rows = [row for row in document["rows"] if row["data set"] == "SQuAD, small"]
     assert {row["paper, faster QK"] for row in rows if "paper, faster QK" in row} >= {42.95, 0.1}
     assert asked == [("small", 2, None)]
