@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -199,11 +200,9 @@ def _show_plan(estimate: "Plan", arguments: argparse.Namespace, workers: int, wa
     if not estimate.left:
         return
     if wall is None:
-        print(
-            "no estimate: no cell of it has been measured yet; "
-            f"`fasterqk-lab sweep {arguments.spec} --out {arguments.out} --shard 1/{estimate.cells}` "
-            "measures one"
-        )
+        command = ["fasterqk-lab", "sweep", arguments.spec, "--out", arguments.out]
+        command += ["--shard", f"1/{estimate.cells}"]
+        print(f"no estimate: no cell of it has been measured yet; `{shlex.join(command)}` measures one")
         return
     print(f"about {duration_text(wall)} with {workers} workers, from {estimate.measured} measured cells")
 

@@ -273,7 +273,8 @@ class GPTAnswerGenerator(nn.Module):
         shape = (config.vocabulary_size, config.width)
         with torch.random.fork_rng(devices=[]):
             # Modules draw their start from torch's own generator; what they draw is replaced below.
-            # Its gradient is added to that of the head, which is dense: no second table of zeros.
+            # Autograd adds its sparse gradient to a copy of the head's dense one. A dense gradient would cost
+            # as much (a table of zeros instead of the copy) and differ in the last bits.
             self.embedding = nn.Embedding(*shape, sparse=True)
             self.positions = nn.Embedding(config.context, config.width)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
@@ -441,7 +442,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (scale,) = upstream
-        # Handed over, not kept: whoever adds the gradient of the embedding can then do it in place.
+        # Handed over, not kept: autograd frees the table's gradient once it is added.
         gradients, ctx.gradients = ctx.gradients, None
         # A pass over the weight that is mostly spared; another device would have to be waited for.
         if scale.device.type != "cpu" or scale != 1:

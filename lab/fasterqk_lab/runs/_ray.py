@@ -25,6 +25,8 @@ from fasterqk_lab.runs._execute import CellTask, Event, Notify, execute, keep_ou
 WAITING_THERE = 2
 _LOOK_AGAIN_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
+# What `--device` and `--precision` set in the sweep's process holds for its cells too.
+_SETTINGS = ("FASTERQK_DEVICE", "FASTERQK_PRECISION")
 
 
 class RayCluster:
@@ -60,7 +62,8 @@ class RayCluster:
         task = replace(task, out=os.path.abspath(task.out))
         # Its folder tells a worker whether it sees the same disk.
         (Path(task.out) / "runs" / task.cell).mkdir(parents=True, exist_ok=True)
-        submitted = self._remote.remote(pickle.dumps(task), __version__, list(map(str, sys.path)))
+        settings = {name: value for name in _SETTINGS if (value := os.environ.get(name))}
+        submitted = self._remote.remote(pickle.dumps(task), __version__, list(map(str, sys.path)), settings)
         self._tasks[submitted] = task
 
     def wait(self, notify: Notify) -> None:
@@ -165,15 +168,17 @@ def check_address(address: str) -> None:
         ) from None
 
 
-def do_cell(pickled: bytes, version: str, paths: list[str]) -> list[Event]:
+def do_cell(pickled: bytes, version: str, paths: list[str], settings: dict[str, str]) -> list[Event]:
     """Do a pickled :class:`CellTask` on a machine of the cluster; returns its events, without progress.
 
-    ``paths`` are where the sweep finds its modules; those that exist here are searched too.
+    ``paths`` are where the sweep finds its modules; those that exist here are searched too. ``settings``
+    are environment variables of the sweep.
     """
     host = socket.gethostname()
     if version != __version__:
         raise InputError(f"{host} has fasterqk {__version__} and the sweep {version}; install one version")
     sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]
+    os.environ |= settings
     task: CellTask = pickle.loads(pickled)
     folder = Path(task.out) / "runs" / task.cell
     if not folder.is_dir():

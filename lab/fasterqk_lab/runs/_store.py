@@ -15,6 +15,7 @@ import lzma
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ def _checksum(data: bytes) -> bytes:
 
 def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:
     folder = Path(path).parent
-    command = f"fasterqk-lab runs rm {folder.name} --out {folder.parent.parent}"
+    command = f"fasterqk-lab runs rm {folder.name} --out {shlex.quote(str(folder.parent.parent))}"
     return InputError(f"{path} is damaged ({reason}); `{command}` lets the cell run again")
 
 
@@ -262,9 +263,8 @@ class Store:
         folders = [folder for folder in self.cells() if folder.name.startswith(prefix)] if prefix else []
         if len(folders) != 1:
             many = f"{len(folders)} cells begin" if folders else "no cell begins"
-            raise InputError(
-                f"{many} with {prefix!r} in {self.root}; `fasterqk-lab runs list --out {self.out}` shows them"
-            )
+            command = f"fasterqk-lab runs list --out {shlex.quote(str(self.out))}"
+            raise InputError(f"{many} with {prefix!r} in {self.root}; `{command}` shows all cells")
         return folders[0]
 
     def remove(self, folder: Path) -> None:

@@ -190,8 +190,9 @@ class RunningSweep:
             self.failures.append(Failure(event.cell, event.note, event.by_input))
         elif self._retried[event.cell] < self.retries:
             self._retried[event.cell] += 1
-            # Without force: the next attempt goes on from the checkpoint of this one.
-            self._pending.appendleft(replace(task, force=False))
+            # Once the old result is gone, the next attempt goes on from the checkpoint of this one.
+            force = task.force and (self.store.root / task.cell / "result.json").exists()
+            self._pending.appendleft(replace(task, force=force))
             return replace(event, kind="retried")
         else:
             self.failures.append(Failure(event.cell, event.note))

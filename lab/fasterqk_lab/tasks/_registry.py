@@ -228,18 +228,19 @@ SPLITS = ("train", "validation", "test")
 def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path | None = None) -> Task:
     """The task of that name; its files are looked for where :func:`data_folder` says.
 
-    ``form`` chooses among the forms a task has, ``file`` is the data of task ``jsonl``. A process reads
-    each task once.
+    ``form`` is one of the forms of the task, ``file`` the data of task ``jsonl``. Tasks are cached; a
+    ``file`` that changed is read again.
 
     >>> load_task("kvqa").vocabulary_size
     100
     """
     check_task(name, form, file)
-    return _load(name, form or task_module(name).FORMS[0], file, data_folder(data_dir))
+    content = checksum(Path(file)) if file else ""
+    return _load(name, form or task_module(name).FORMS[0], file, content, data_folder(data_dir))
 
 
 @lru_cache(maxsize=4)
-def _load(name: str, form: str, file: str, folder: Path) -> Task:
+def _load(name: str, form: str, file: str, content: str, folder: Path) -> Task:
     task: Task = task_module(name).load(form, file, folder)
     return task
 

@@ -197,7 +197,7 @@ class Steps:
         """Put back what :meth:`stale_gradients` returned."""
         parameters = dict(self.trainable.model.named_parameters())
         for name, gradient in gradients.items():
-            parameters[name].grad = torch.clone(gradient)
+            parameters[name].grad = gradient.to(parameters[name].device, copy=True)
 
 
 # --- The optimizer: a stock one, with learning rates per circuit ---

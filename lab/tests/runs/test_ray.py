@@ -4,6 +4,7 @@ The real one is in lab/tests/cluster: `make test-cluster`.
 """
 
 import importlib.machinery
+import os
 import pickle
 import socket
 import sys
@@ -207,13 +208,28 @@ def test_an_interrupt_stops_what_was_handed_out(tmp_path: Path, cells: ModuleTyp
 def test_a_machine_without_the_results_folder_is_one_line(tmp_path: Path, cells: ModuleType) -> None:
     task = CellTask("0123456789abcdef", cells.Cell(), "cells_of_tests:double", str(tmp_path / "elsewhere"))
     with pytest.raises(InputError, match=r"does not see .*elsewhere'; put --out on a disk that all machines"):
-        do_cell(pickle.dumps(task), fasterqk.__version__, [])
+        do_cell(pickle.dumps(task), fasterqk.__version__, [], {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_version_is_refused() -> None:
     with pytest.raises(InputError, match=r"and the sweep 0\.0\.0; install one version"):
-        do_cell(b"", "0.0.0", [])
+        do_cell(b"", "0.0.0", [], {})
+
+
+def test_cells_compute_on_the_device_of_their_sweep(
+    tmp_path: Path, cells: ModuleType, ray: PlayedRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def device(config: object, *, folder: Path, progress: object) -> dict[str, Any]:
+        return {"device": os.environ.get("FASTERQK_DEVICE")}
+
+    monkeypatch.setattr(cells, "double", device)
+    monkeypatch.setenv("FASTERQK_DEVICE", "cuda:1")
+    backend = RayCluster()
+    backend.submit(CellTask(content_hash(cells.Cell()), cells.Cell(), "cells_of_tests:double", str(tmp_path)))
+    monkeypatch.delenv("FASTERQK_DEVICE")  # the machine of the worker has its own environment
+    backend.wait(lambda event: None)
+    assert Store(tmp_path).result(cells.Cell()) == {"device": "cuda:1"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import fasterqk
 from fasterqk.errors import InputError
+from fasterqk_lab.cli.main import main
 from fasterqk_lab.configs import SCHEMA_VERSION, content_hash
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs import _store as store_module
@@ -225,12 +227,15 @@ def test_what_stands_beside_the_result(tmp_path: Path, setting: Any) -> None:
 def test_a_damaged_result_is_one_line(
     tmp_path: Path, setting: Any, flip: Callable[[Path, int], None]
 ) -> None:
-    store = Store(tmp_path)
+    store = Store(tmp_path / "my out")
     path = store.save(setting(1), {"loss": 0.1}) / "result.json"
     flip(path, -10)
     with pytest.raises(InputError, match="is damaged") as caught:
         store.result(setting(1))
     assert str(path) in str(caught.value)
+    command = shlex.split(str(caught.value).split("`")[1])
+    assert main(command[1:]) == 0
+    assert not path.exists()
 
 
 def test_a_result_of_another_cell_is_refused(tmp_path: Path, setting: Any) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fasterqk.errors import InputError, WorkError
 from fasterqk_lab.configs import content_hash
 from fasterqk_lab.runs import Store, SweepError, sweep
-from fasterqk_lab.runs._execute import Event, read_journal
+from fasterqk_lab.runs._execute import Event, Notify, ThisProcess, read_journal
 from fasterqk_lab.runs._store import claim, is_claimed, read_sealed, state
 from fasterqk_lab.runs._sweep import take_shard
 
@@ -75,6 +75,24 @@ def test_force_does_finished_cells_again_from_the_start(tmp_path: Path, cells: M
     assert results == [{"doubled": 2.0}]
     assert not stale.exists()
     assert started(Store(tmp_path)) == [1, 1]  # the journal begins again with the cell
+
+
+def test_force_outlives_a_worker_that_died_before_it_began(tmp_path: Path, cells: ModuleType) -> None:
+    class FirstWorkerDies(ThisProcess):
+        died = False
+
+        def wait(self, notify: Notify) -> None:
+            if not self.died:
+                self.died, task, self._task = True, self._task, None
+                assert task is not None
+                return notify(Event("lost", task.cell))
+            return super().wait(notify)
+
+    (config,) = configs = [cells.Cell(1)]
+    sweep(configs, "cells_of_tests:double", tmp_path, workers=0)
+    (Store(tmp_path).folder(config) / "old.txt").write_text("")
+    sweep(configs, "cells_of_tests:double", tmp_path, force=True, backend=FirstWorkerDies())
+    assert not (Store(tmp_path).folder(config) / "old.txt").exists()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

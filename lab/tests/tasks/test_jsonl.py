@@ -34,6 +34,12 @@ def test_words_are_tokens_and_labels_are_classes(tmp_path):
     assert task.files["mine.jsonl"]
 
 
+def test_a_file_that_changed_is_read_again(tmp_path):
+    for count in (60, 80):
+        task = load_task("jsonl", file=write(tmp_path / "mine.jsonl", lines(count)))
+        assert sum(len(split) for split in task.splits.values()) == count
+
+
 def test_splits_depend_on_the_id_alone(tmp_path):
     short = load_task("jsonl", file=write(tmp_path / "short.jsonl", lines(60)))
     longer = load_task("jsonl", file=write(tmp_path / "longer.jsonl", lines(80)))

@@ -102,6 +102,16 @@ def test_a_tensor_without_a_device_is_noticed():
     assert any(line.startswith("_pretraining.py") for line in mode.lines)
 
 
+def test_stale_gradients_go_back_to_the_device(config):
+    config = config.replace(frozen=("*.mlp.*",), stale_gradients=True)
+    steps = Steps(config, build_trainable(config))
+    steps.trainable.model.to("meta")
+    name = "blocks.0.mlp.b_in"
+    bias = dict(steps.trainable.model.named_parameters())[name]
+    steps.restore_stale_gradients({name: torch.zeros(bias.shape, device="cpu")})
+    assert bias.grad.device.type == "meta"
+
+
 # --- Precision ---
 
 
