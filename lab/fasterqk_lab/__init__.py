@@ -1,7 +1,7 @@
 """The lab: the paper's tasks, models, training and experiments, built on the library.
 
-``fasterqk_lab.reproduce("table-hatexplain", out="out", seeds=5)`` reproduces one of its ``EXPERIMENTS``. Its
-names are imported on first use.
+``fasterqk_lab.reproduce("table-hatexplain", out="out", seeds=5)`` reproduces one of ``EXPERIMENTS``.
+Names are imported on first use.
 """
 
 from importlib import import_module

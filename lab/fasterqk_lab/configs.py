@@ -16,7 +16,7 @@ SCHEMA_VERSION = 2
 
 
 def config_types(kind: Any) -> dict[str, Any]:
-    """The type of each constructor argument of a dataclass; a part is replaced by its fields."""
+    """The type of each constructor argument of a dataclass; parts are replaced by their fields."""
     hints = typing.get_type_hints(kind)
     types: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
@@ -29,12 +29,11 @@ def config_types(kind: Any) -> dict[str, Any]:
 def config_fields(config: Any) -> dict[str, Any]:
     """The fields of a frozen dataclass that differ from their defaults, as plain JSON data.
 
-    Nested dataclasses are reduced in the same way, and name their class if it differs from that of the
-    default. Fields without a default are always included.
+    Nested dataclasses are reduced in the same way, and name their class if it is not that of the default.
+    Fields without a default are always included.
     """
     fields: dict[str, Any] = {}
-    kind: Any = type(config)
-    defaults = _defaults(kind)
+    defaults = _defaults(type(config))
     for name, value in config_values(config):
         default = defaults[name]
         if value is default or _is_default(default, value):
@@ -45,7 +44,7 @@ def config_fields(config: Any) -> dict[str, Any]:
         elif _all_finite(value):
             fields[name] = plain(value)
         else:
-            # JSON cannot express it: infinity, not-a-number and None would share one hash.
+            # In JSON, infinity, not-a-number and None would share one hash.
             raise InputError(f"{name} = {value} cannot be part of a configuration; give a finite number")
     return fields
 
@@ -58,8 +57,8 @@ def config_defaults(kind: Any) -> dict[str, Any]:
 def content_hash(config: Any) -> str:
     """Sixteen hexadecimal digits that name a frozen dataclass by its content.
 
-    The hash covers the class name, the schema version and the non-default fields, so a new field with a
-    default does not change the hashes of old configurations.
+    The hash covers the class name, the schema version and the fields that are not at their default, so adding
+    a field with a default does not change the hashes of existing configurations.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Example:

@@ -1,22 +1,22 @@
-"""The command line of the lab: reproduce the paper, train its models, keep their results."""
+"""The command line of the lab: reproduce the paper, train its models, store their results."""
 
 from fasterqk import __version__
 from fasterqk.cli.common import Program
 
 COMMANDS = {
     "reproduce": "make a figure or table of the paper",
-    "train": "train one model on one task, its query-key circuit at a rate of its own",
+    "train": "train one model on one task, with its own learning rate for the query-key circuit",
     "tune": "choose the base rate, then the multiplier of QK, by validation accuracy alone",
     "synthetic": "train one parameterization of the toy language in seconds",
-    "data": "which data files are found, what is in them, what is missing",
-    "sweep": "run the cells of a spec that are not done yet, over local workers",
-    "plan": "what a sweep would still do, and an estimate of its time",
+    "data": "check the data files: found, counts, missing",
+    "sweep": "run the cells of a spec that are not done yet",
+    "plan": "show which cells of a sweep are left, and estimate their time",
     "runs": "list, show, remove and collect the cells of a store",
-    "report": "a results folder as one page to open",
+    "report": "turn a results folder into one HTML page",
     "bench": "time our code against a plain implementation in one process",
 }
 
-# Where the commands are; one with a module of its own name is there too.
+# The module of each command.
 MODULES = {
     name: module
     for module, names in {
@@ -28,7 +28,7 @@ MODULES = {
 }
 
 WELCOME = """\
-fasterqk-lab: the paper's figures, tables and claims, made again.
+fasterqk-lab: the paper's figures, tables and claims, reproduced.
 
 Try first:
   fasterqk-lab reproduce fig4                         a figure of the paper
@@ -39,7 +39,7 @@ Try first:
 PROGRAM = Program(
     name="fasterqk-lab",
     version=__version__,
-    description="Reproduce the paper, train its models, and keep their results.",
+    description="Reproduce the paper, train its models, and store their results.",
     package="fasterqk_lab.cli",
     commands=COMMANDS,
     welcome=WELCOME,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fasterqk_lab.experiments import Experiment, Option
 
 
-# What reads the text of an option, and how the help calls it.
+# The parser of an option's text, and its name in the help.
 _KINDS: dict[type, Any] = {float: positive_float, str: str}
 _METAVARS = {int: "N", float: "X", str: "NAME"}
 
@@ -40,7 +40,7 @@ def configure_reproduce(parser: Parser) -> None:
     parser.epilog = (
         f"experiments:\n{listing}\n\nfasterqk-lab reproduce NAME --help shows the options of one.\n\n{lines}"
     )
-    parser.add_argument("experiment", metavar="NAME", help="one of the experiments below")
+    parser.add_argument("experiment", metavar="NAME", help="an experiment listed below")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
 
 
@@ -59,14 +59,12 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         print(f"cells: {summary['exported']}")
     if "rebuilt_from" in summary:
         files = ", ".join(summary["rebuilt_from"])
-        print(
-            f"rebuilt from {files}: nothing was trained; attention examples, which need weights, are left out"
-        )
+        print(f"rebuilt from {files} without training; attention examples, which need weights, are left out")
     return 0
 
 
 def experiment_parser(experiment: "Experiment") -> Parser:
-    """The parser of one experiment, made from its options."""
+    """The parser of the options of one experiment."""
     description = f"{experiment.summary}. {experiment.details}".rstrip(". ") + "."
     command = f"fasterqk-lab reproduce {experiment.name}"
     lines = examples(*(f"{command} {options}" for options in ("--out out", *experiment.examples)))
@@ -86,7 +84,7 @@ def add_out(parser: Parser) -> None:
 
 
 class _Kept(argparse.Action):
-    """Keeps a value in the environment, where trainings in this process and in its workers find it."""
+    """Stores a value in the environment, where trainings in this process and in its workers find it."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
         os.environ[f"FASTERQK_{self.dest.upper()}"] = value
@@ -95,9 +93,9 @@ class _Kept(argparse.Action):
 
 
 def add_device(parser: Parser) -> None:
-    """The options ``--device`` and ``--precision`` of everything that trains."""
-    where = "where models train (default: $FASTERQK_DEVICE, else cpu); tried on processors only"
-    how = "what models of text train in (default: $FASTERQK_PRECISION, else fp32); bf16 makes other cells"
+    """Add the options ``--device`` and ``--precision`` of all commands that train."""
+    where = "device of trainings (default: $FASTERQK_DEVICE, else cpu); only tested on processors"
+    how = "precision of training (default: $FASTERQK_PRECISION, else fp32); bf16 cells have other names"
     for name, choices, text in (
         ("--device", ("auto", "cpu", "cuda", "mps"), where),
         ("--precision", ("fp32", "bf16"), how),
@@ -122,20 +120,20 @@ def add_option(parser: Parser, option: "Option") -> None:
     parser.add_argument(
         flag,
         type=list_of(read) if option.many else read,
-        default=argparse.SUPPRESS,  # what is not given is the experiment's to choose
+        default=argparse.SUPPRESS,  # the experiment has its own defaults
         choices=None if option.many else option.choices or None,  # entries of a list are checked later
         metavar=f"{metavar},..." if option.many else metavar,
         help=help,
     )
 
 
-# --- What people see of a summary ---
+# --- Summaries on the terminal ---
 
 
 def show_summary(summary: Mapping[str, Any]) -> None:
-    """Print a summary for people: comparisons, lists of rows as tables, single values, and the figures.
+    """Print a summary: comparisons, lists of rows as tables, single values, and the figures.
 
-    Parts of a summary are printed one after the other; what is no row, number or text is left to JSON.
+    Entries other than rows, numbers and texts are only in the JSON output.
     """
     if "decides" in summary and "rows" in summary:
         summary = show_comparison(summary)
@@ -160,9 +158,9 @@ def _is_cell(value: Any) -> bool:
 
 
 def show_comparison(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Print the main scores of a comparison at equal loss and at the end; returns what else there is.
+    """Print the main scores of a comparison at equal loss and at the end; returns the other entries.
 
-    The table that is written has all scores.
+    The table in the results folder has all scores.
     """
     from fasterqk_lab.experiments._comparison import AT_TEXTS, BEST, END, arm_text
     from fasterqk_lab.tasks import left_out
@@ -179,7 +177,7 @@ def show_comparison(summary: Mapping[str, Any]) -> dict[str, Any]:
         print_table(_terminal_rows(moment, len(summary["arms"]) == 2), title=title)
     late = dict.fromkeys(cell for effect in summary["effects"] for cell in effect["missing"])
     if late:
-        print(f"\nthe lowest common loss decides, as these never reach the level: {'; '.join(late)}")
+        print(f"\nthe lowest common loss decides, because these never reach the level: {'; '.join(late)}")
     diverged = {arm: entry["diverged"] for arm, entry in summary["arms"].items() if entry["diverged"]}
     if diverged:
         print(f"\ndiverged: {diverged}")
@@ -203,7 +201,7 @@ def _terminal_rows(rows: Sequence[Mapping[str, Any]], wide: bool) -> list[dict[s
 
 
 def _is_main(name: str) -> bool:
-    """Whether the terminal shows a score: not per percentage, no stronger null, of layers mass and entropy.
+    """Whether the terminal shows a score: none per percentage or of stronger nulls; layers' mass and entropy.
 
     >>> [_is_main(name) for name in ("mrta", "sufficiency_5", "permuted_ac", "layer_1_mrta", "layer_1_ac")]
     [True, False, False, True, False]
@@ -229,7 +227,7 @@ def configure_report(parser: Parser) -> None:
     parser.add_argument(
         "out", nargs="?", default="out", metavar="OUT", help="results folder of reproduce, sweep or train"
     )
-    parser.add_option("--title", str, "TEXT", "title of the page (default: the question that it answers)")
+    parser.add_option("--title", str, "TEXT", "title of the page (default: the question it answers)")
     add_page_options(parser, "OUT/report.html")
 
 
@@ -238,7 +236,7 @@ def run_report(arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out)
     if not out.is_dir():
-        raise InputError(f"{arguments.out!r} is no folder; make one: fasterqk-lab reproduce all --out OUT")
+        raise InputError(f"{arguments.out!r} is not a folder; make one: fasterqk-lab reproduce all --out OUT")
     path = Path(arguments.output) if arguments.output else out / "report.html"
     reads = [out / name for name in ("runs", "figures", "tables")]
     return write_and_show(
@@ -249,8 +247,8 @@ def run_report(arguments: argparse.Namespace) -> int:
 # --- bench: our code and a plain implementation timed in one process ---
 
 
-# Each is a function `run_NAME(progress) -> dict` in a module of `fasterqk_lab.benchmarks`; its result has at
-# least the keys `speedup`, `plain_seconds` and `seconds`.
+# Each is a function `run_NAME(progress) -> dict` in a module of `fasterqk_lab.benchmarks`, with at least the
+# keys `speedup`, `plain_seconds` and `seconds`.
 BENCHMARKS = {
     "circuits": "AdamW by circuit inside fused weights against the plain optimizer, at the size of GPT-2",
     "measure": "measure on HateXplain posts against one text at a time, the passes it needs, and ferret",
@@ -269,13 +267,13 @@ def configure_bench(parser: Parser) -> None:
     chosen = parser.add_subparsers(dest="benchmark", metavar="NAME", required=True)
     for name, summary in BENCHMARKS.items():
         add_json(add_action(chosen, name, summary, f"fasterqk-lab bench {name} --json"))
-    summary = "all of these, beside the machine's limits, and how time and memory grow with size"
+    summary = "all of these, with the machine's limits, and how time and memory grow with size"
     whole = add_action(chosen, "all", summary, every)
     whole.add_argument(
-        "--out", default="bench", metavar="DIR", help="for bench.json and the figure (default: bench)"
+        "--out", default="bench", metavar="DIR", help="folder of bench.json and the figure (default: bench)"
     )
     whole.add_argument(
-        "--skip", type=list_of(str), default=[], metavar="NAMES", help="left out, such as stability (minutes)"
+        "--skip", type=list_of(str), default=[], metavar="NAMES", help="leave out, e.g. stability (minutes)"
     )
     add_json(whole)
 

@@ -1,4 +1,4 @@
-"""The commands `sweep`, `plan` and `runs`: do the cells of a spec, say what is left, keep the store."""
+"""The commands `sweep`, `plan` and `runs`: run the cells of a spec, show what is left, manage the store."""
 
 import argparse
 import dataclasses
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fasterqk_lab.runs._sweep import Resources, RunningSweep, SpecCell
 
 
-# More rows than this are better read with `fasterqk-lab runs list`.
+# Longer tables are left to `fasterqk-lab runs list`.
 ROWS_SHOWN = 40
 RESULTS_SHOWN = 5
 
@@ -48,7 +48,7 @@ def configure_sweep(parser: Parser) -> None:
         "--workers",
         Whole(1000),
         "N",
-        "cells at a time, each in a process of its own (default: one per processor, or as many as the Ray "
+        "concurrent cells, each in its own process (default: one per processor, or as many as the Ray "
         "cluster has room for)",
     )
     threads = "threads of each cell (default: cpus in [resources] of the spec, else 1)"
@@ -57,17 +57,17 @@ def configure_sweep(parser: Parser) -> None:
         "--backend",
         choices=["local", "ray"],
         default="local",
-        help="where cells are done: processes on this machine (local, the default) or a Ray cluster",
+        help="where cells run: in processes on this machine (local, the default) or on a Ray cluster",
     )
-    address = "of a running Ray cluster, or auto (default: $RAY_ADDRESS, else Ray is started here)"
+    address = "address of a Ray cluster, or auto (default: $RAY_ADDRESS, else Ray is started here)"
     parser.add_option("--address", str, "HOST:PORT", address)
-    retries = "more attempts at a cell whose worker dies"
+    retries = "further attempts at a cell whose worker dies"
     parser.add_option("--retries", Whole(1000, least=0), "N", retries, default=2)
     parser.add_option("--shard", shard, "I/N", "only the I-th of N equal parts, I counted from 1")
     parser.add_argument(
         "--tensorboard", action="store_true", help="write curves for TensorBoard into DIR/tensorboard"
     )
-    parser.add_argument("--force", action="store_true", help="do finished cells again")
+    parser.add_argument("--force", action="store_true", help="run finished cells again")
     add_device(parser)
     add_json(parser)
 
@@ -81,7 +81,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     spec = read_spec(arguments.spec)
     cells = {content_hash(cell.config): cell for cell in take_shard(list(spec.cells), arguments.shard)}
     if any(dict(config_values(cell.config)).get("autocast") for cell in cells.values()):
-        prepare_half_precision()  # for the workers too, which inherit the environment
+        prepare_half_precision()  # workers inherit the environment
     start = time.perf_counter()
     threads = arguments.threads or max(1, int(spec.resources.cpus))
     curves = [TensorBoard(arguments.out, cells)] if arguments.tensorboard else []
@@ -98,7 +98,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         workers = arguments.workers or max(1, processors() // threads)
         sweep.run(workers, threads, _backend(arguments, spec.resources))
     seconds = round(time.perf_counter() - start, 2)
-    # Results are read when they are shown: a sweep may have very many.
+    # Results are read only to be shown: a sweep may have too many for memory.
     shown = cells if arguments.json or len(cells) <= ROWS_SHOWN else {}
     result = {
         "out": arguments.out,
@@ -114,7 +114,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
 
 def _backend(arguments: argparse.Namespace, resources: "Resources") -> "Backend | None":
-    """The Ray cluster when it is asked for, else None: local workers."""
+    """The Ray cluster for ``--backend ray``, else None: local workers."""
     if arguments.backend == "local":
         if arguments.address:
             raise InputError(f"--address {arguments.address}: add --backend ray, or leave it out")
@@ -170,7 +170,7 @@ def _show_sweep(result: dict[str, Any], total: int) -> None:
     print(f"{done}; fasterqk_lab.runs.load({result['out']!r})")
 
 
-# --- plan: which cells of a sweep are left, and an estimate of their time ---
+# --- plan: the cells of a sweep that are left, and an estimate of their time ---
 
 
 def configure_plan(parser: Parser) -> None:
@@ -179,7 +179,7 @@ def configure_plan(parser: Parser) -> None:
     )
     parser.add_argument("spec", metavar="SPEC.toml", help="the sweep, as for `fasterqk-lab sweep`")
     add_out(parser)
-    parser.add_option("--workers", Whole(1000), "N", "cells at a time (default: one per processor)")
+    parser.add_option("--workers", Whole(1000), "N", "concurrent cells (default: one per processor)")
     add_json(parser)
 
 
@@ -204,13 +204,14 @@ def _show_plan(estimate: "Plan", arguments: argparse.Namespace, workers: int, wa
         command += ["--shard", f"1/{estimate.cells}"]
         print(f"no estimate: no cell of it has been measured yet; `{shlex.join(command)}` measures one")
         return
-    print(f"about {duration_text(wall)} with {workers} workers, from {estimate.measured} measured cells")
+    cells = f"{estimate.measured} measured cell{'' if estimate.measured == 1 else 's'}"
+    print(f"about {duration_text(wall)} with {workers} workers, estimated from {cells}")
 
 
 # --- runs: list, show, remove and collect the cells of a store ---
 
 
-# States whose cells can be removed all at once.
+# States whose cells can all be removed with one option.
 REMOVABLE = ("failed", "stopped", "damaged")
 
 
@@ -225,7 +226,7 @@ def configure_runs(parser: Parser) -> None:
     listing = add_action(
         chosen,
         "list",
-        "all cells of a store: done, running, failed, stopped or damaged; what differs, and their results",
+        "all cells of a store: done, running, failed, stopped or damaged; differences and results",
         "fasterqk-lab runs list --out out",
         "fasterqk-lab runs list --state failed --json",
     )
@@ -240,7 +241,7 @@ def configure_runs(parser: Parser) -> None:
     remove = add_action(
         chosen,
         "rm",
-        "remove cells, so that a sweep does them again; a running cell is not removed",
+        "remove cells, so that a sweep runs them again; running cells are not removed",
         "fasterqk-lab runs rm 3f2a 91bc",
         "fasterqk-lab runs rm --failed",
         "fasterqk-lab runs rm --damaged",
@@ -251,7 +252,7 @@ def configure_runs(parser: Parser) -> None:
     collecting = add_action(
         chosen,
         "collect",
-        "copy the cells that are done in other results folders and not in this one",
+        "copy cells that are done in other results folders and not in this one",
         "fasterqk-lab runs collect job1 job2 job3 --out out",
     )
     collecting.add_argument("others", nargs="+", metavar="OTHER", help="results folders to read")
@@ -262,7 +263,7 @@ def configure_runs(parser: Parser) -> None:
 
 def run_runs(arguments: argparse.Namespace) -> int:
     if arguments.action != "collect" and not Path(arguments.out).is_dir():
-        raise InputError(f"--out {arguments.out!r} is no folder; name the one that a sweep was given")
+        raise InputError(f"--out {arguments.out!r} is not a folder; name the --out of a sweep")
     actions = {"list": _list_cells, "show": _show_cell, "rm": _remove_cells, "collect": _collect_cells}
     return actions[arguments.action](arguments)
 
@@ -272,7 +273,7 @@ def _list_cells(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs._table import STATES, summaries
 
     if arguments.state not in (None, *STATES):
-        raise InputError(f"{arguments.state!r} is no state; choose from {', '.join(STATES)}")
+        raise InputError(f"{arguments.state!r} is not a state; choose from {', '.join(STATES)}")
     wanted = STATES if arguments.state is None else (arguments.state,)
     cells = summaries(Store(arguments.out))
     rows = [dataclasses.asdict(summary) for summary in cells if summary.state in wanted]
@@ -325,7 +326,7 @@ def _show_details(description: dict[str, Any]) -> None:
 
 
 def _print_part(title: str, part: dict[str, Any]) -> None:
-    """Scalars as they are, under dotted names; of a list only its length, since results hold long ones."""
+    """Print scalars under dotted names, and the lengths of lists, which may be long."""
     from fasterqk_lab.runs._table import flatten
 
     shown = flatten(part) | {name: f"{len(v)} values" for name, v in part.items() if isinstance(v, list)}
@@ -342,14 +343,14 @@ def _remove_cells(arguments: argparse.Namespace) -> int:
     store = Store(arguments.out)
     states = [name for name in REMOVABLE if getattr(arguments, name)]
     if not arguments.cells and not states:
-        raise InputError("name the cells to remove, or give --failed, --stopped or --damaged")
+        raise InputError("name the cells to remove, or pass --failed, --stopped or --damaged")
     folders = {store.find(prefix) for prefix in arguments.cells}
     if states:
         folders |= {store.root / summary.cell for summary in summaries(store) if summary.state in states}
     for folder in sorted(folders):
         store.remove(folder)
     names = sorted(folder.name for folder in folders)
-    text = "\n  ".join([f"removed {len(names)} cells", *names])
+    text = "\n  ".join([f"removed {len(names)} cell{'' if len(names) == 1 else 's'}", *names])
     return print_result(arguments.json, {"removed": names}, lambda _: print(text))
 
 
@@ -359,7 +360,7 @@ def _collect_cells(arguments: argparse.Namespace) -> int:
 
     for other in arguments.others:
         if not Store(other).root.is_dir():
-            raise InputError(f"{other!r} is no results folder: it has no folder 'runs'")
+            raise InputError(f"{other!r} is not a results folder: it has no folder 'runs'")
     counts = {other: collect(Store(arguments.out), Store(other)) for other in arguments.others}
     rows = [{"from": other, **count} for other, count in counts.items()]
     return print_result(arguments.json, counts, lambda _: print_table(rows))

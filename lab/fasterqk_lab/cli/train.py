@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from fasterqk_lab.training import TrainResult
 
 
-# Options of all commands that train: how they are read, and their help. Those that have the name of a field
-# of the configuration set it; where one is not given, the task has its own setting.
+# Options of all commands that train: parser, metavar and help. Options named like a field of the
+# configuration set it; the task has its own defaults.
 TASK_OPTIONS: dict[str, tuple[Any, str, str]] = {
     "data": (str, "FILE.jsonl", "your data, for task jsonl"),
     "form": (str, "NAME", "another form of the task's data"),
@@ -58,15 +58,15 @@ def configure_train(parser: Parser) -> None:
         "fasterqk-lab train kvqa --qk-ratio 5                           # answers are generated",
     )
     add_options(parser, TRAIN_OPTIONS | TASK_OPTIONS)
-    parser.add_option("--out", str, "DIR", "results folder; a killed training goes on from its checkpoint")
-    parser.add_argument("--force", action="store_true", help="train again what --out has already")
+    parser.add_option("--out", str, "DIR", "results folder; a killed training resumes from its checkpoint")
+    parser.add_argument("--force", action="store_true", help="train again if --out already has the result")
     add_device(parser)
     add_json(parser)
 
 
 def add_options(parser: Parser, options: dict[str, tuple[Any, str, str]]) -> None:
-    """The task, and ``options`` of its data, its model and its training."""
-    # A task is a module: named without importing any, or numpy with it.
+    """Add the task, and ``options`` of its data, its model and its training."""
+    # Tasks are modules; their names are found without importing them, and numpy with them.
     package = find_spec("fasterqk_lab.tasks")
     modules = iter_modules(package.submodule_search_locations) if package else ()
     tasks = [module.name for module in modules if not module.name.startswith("_")]
@@ -88,7 +88,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def task_config(arguments: argparse.Namespace, *names: str) -> Any:
-    """The configuration that the options, or those of ``names``, describe."""
+    """The configuration that the options (or only those in ``names``) describe."""
     from pathlib import Path
 
     from fasterqk_lab.tasks import checksum
@@ -111,7 +111,7 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "Train
     from fasterqk_lab.tasks import load_task, use_data_folder
 
     with use_data_folder(arguments.data_dir):
-        # Missing or damaged data is an error before anything is written.
+        # Raise for missing or damaged data before anything is written.
         load_task(config.task, form=config.data.form, file=config.data.file)
         function = "fasterqk_lab.training:train"
         try:
@@ -157,12 +157,12 @@ def _show_train(result: "TrainResult", seconds: float) -> None:
 
 def configure_tune(parser: Parser) -> None:
     parser.description = (
-        "Choose the base learning rate on a grid in [1e-6, 1e-2] by validation accuracy, all parameters at "
-        "one rate; then, at that rate, the multiplier of the query-key rate in the same way. Attention is "
-        "not measured. A run ends when validation accuracy has not risen and validation loss has not fallen "
-        "for --patience epochs, and counts with the best accuracy it reached; every value is tried with one "
-        "seed, the best three with --seeds of them. What is done is kept in --out: a search that was stopped "
-        "goes on there."
+        "Choose the base learning rate on a grid in [1e-6, 1e-2] by validation accuracy, with one rate for "
+        "all parameters; then, at that rate, choose the multiplier of the query-key rate in the same way. "
+        "Attention is not measured. A run ends when validation accuracy has not risen and validation loss "
+        "has not fallen for --patience epochs; its score is its best accuracy. Every value is tried with one "
+        "seed, the best three with --seeds of them. Finished runs stay in --out, where a search that was "
+        "stopped continues."
     )
     parser.epilog = examples(
         "fasterqk-lab tune agreement --out out",
@@ -174,12 +174,12 @@ def configure_tune(parser: Parser) -> None:
     parser.add_option("--rates", list_of(positive_float), "RATE,...", rates)
     ratios = "multipliers to try (default: 5,10,20,30,100)"
     parser.add_option("--ratios", list_of(positive_float), "R,...", ratios)
-    parser.add_option("--epochs", positive_int, "N", "the most a run takes (default: the task's, at most 12)")
+    parser.add_option("--epochs", positive_int, "N", "most epochs per run (default: the task's, at most 12)")
     parser.add_option("--patience", positive_int, "N", "epochs without a rise", default=3)
     parser.add_option("--seeds", Whole(1000), "N", "seeds of the best values", default=3)
     add_out(parser)
-    parser.add_option("--workers", Whole(1000), "N", "runs at a time", default=2)
-    parser.add_argument("--force", action="store_true", help="do finished runs again")
+    parser.add_option("--workers", Whole(1000), "N", "concurrent runs", default=2)
+    parser.add_argument("--force", action="store_true", help="repeat finished runs")
     add_device(parser)
     add_json(parser)
 
@@ -214,7 +214,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
 
 def train_command(arguments: argparse.Namespace, lr: float, qk_ratio: float) -> str:
-    """The command that trains with these rates what the options describe; it works when it is pasted."""
+    """The command, ready to paste, that trains with the chosen rates and the other options."""
     words = ["fasterqk-lab", "train", arguments.task, "--lr", f"{lr:g}", "--qk-ratio", f"{qk_ratio:g}"]
     for name in TASK_OPTIONS:
         if (value := getattr(arguments, name)) is not None:
@@ -235,7 +235,7 @@ def _show_tune(choice: dict[str, Any]) -> None:
         print(reason(choice, stage) + "\n")
     print(
         f"{choice['runs']} runs of at most {choice['epochs']} epochs; no attention was measured. "
-        f"To train with what was chosen:\n  {choice['command']}"
+        f"To train with the chosen rates:\n  {choice['command']}"
     )
 
 
@@ -244,21 +244,21 @@ def _show_tune(choice: dict[str, Any]) -> None:
 
 SYNTHETIC_OPTIONS: dict[str, tuple[Any, str, str, Any]] = {
     "qk-ratio": (positive_float, "R", "QK rate / OV rate", 1.0),
-    "seed": (a_seed, "N", "of the init, the sample and the held-out set", 0),
-    "ramp-steps": (Whole(10**9), "N", "reach the ratio linearly from 1 over so many steps", 0),
+    "seed": (a_seed, "N", "seed of the init, the sample and the held-out set", 0),
+    "ramp-steps": (Whole(10**9), "N", "steps over which the ratio rises linearly from 1", 0),
     "lr": (positive_float, "RATE", "base learning rate", 0.2),
     "optimizer": (str, "NAME", "sgd or adam", "sgd"),
-    "init-scale": (positive_float, "S", "of both circuits", 1e-3),
-    "gamma": (float, "SHARE", "of distinct tokens", 0.355),
+    "init-scale": (positive_float, "S", "initial scale of both circuits", 1e-3),
+    "gamma": (float, "SHARE", "share of distinct tokens", 0.355),
     "context": (positive_int, "T", "tokens before the query", 63),
-    "target-loss": (positive_float, "L", "where training ends", 0.001),
-    "max-steps": (Whole(10**9), "N", "when it ends otherwise", 500_000),
+    "target-loss": (positive_float, "L", "loss at which training ends", 0.001),
+    "max-steps": (Whole(10**9), "N", "steps after which training ends at the latest", 500_000),
 }
 SYNTHETIC_FLAGS = {
     "scaled": "divide scores by the square root of 50",
-    "closed": "softmax over the four next tokens only",
-    "attend-query": "the query can attend to itself",
-    "fresh": "new sequences all the time, no fixed sample",
+    "closed": "softmax over only the four next tokens",
+    "attend-query": "let the query attend to itself",
+    "fresh": "draw new sequences in every step instead of a fixed sample",
 }
 
 
@@ -270,7 +270,7 @@ def configure_synthetic(parser: Parser) -> None:
     train = add_action(
         actions,
         "train",
-        "train one parameterization until its loss is reached; defaults: figure 2's `paper` protocol",
+        "train one parameterization to its target loss; defaults: figure 2's `paper` protocol",
         "fasterqk-lab synthetic train --parameterization FAFO --qk-ratio 10 --seed 0 --json",
         "fasterqk-lab synthetic train --parameterization CACO --qk-ratio 5 --closed",
         "fasterqk-lab synthetic train --parameterization FAFO --qk-ratio 20 --ramp-steps 10000",
@@ -301,7 +301,7 @@ def run_synthetic(arguments: argparse.Namespace) -> int:
 
 
 def _fields(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options that have the name of a field of ``kind``, a dataclass."""
+    """The options named like a field of the dataclass ``kind``."""
     names = config_types(kind)
     return {name: value for name, value in vars(arguments).items() if name in names}
 
@@ -319,10 +319,10 @@ def _show_synthetic(result: dict[str, Any]) -> None:
     print_table(dtap_lines(result["dtap"], result["dtap_edges"]), title="percent of sequences (DTAP):")
 
 
-# --- data: which data files are there, what is in them, and what is missing ---
+# --- data: the data files that are found, their contents, and missing files ---
 
 
-# Where a data folder may be named; the others need not exist.
+# Sources whose folder must exist.
 NAMED = ("--data-dir", "$FASTERQK_DATA")
 
 
@@ -330,7 +330,7 @@ def configure_data(parser: Parser) -> None:
     lines = ("fasterqk-lab data check", "fasterqk-lab data check --data-dir ./data --json")
     parser.epilog = examples(*lines)
     chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    summary = "list the data of every task: what is found, its counts, what is missing"
+    summary = "list the data of every task: files found, counts, missing files"
     check = add_action(chosen, "check", summary, *lines)
     check.add_option("--data-dir", *TASK_OPTIONS["data_dir"])
     add_json(check)
@@ -341,9 +341,9 @@ def run_data(arguments: argparse.Namespace) -> int:
 
     folder, source = data_source(arguments.data_dir)
     if arguments.data_dir == "":
-        raise InputError("--data-dir '' is no folder")
+        raise InputError("--data-dir '' is not a folder")
     if source in NAMED and not folder.is_dir():
-        raise InputError(f"{source} {str(folder)!r} is no folder")
+        raise InputError(f"{source} {str(folder)!r} is not a folder")
     tasks = _check_tasks(folder)
     wrong = wrong_checksums(folder)
     result = {"data_dir": str(folder), "source": source, "wrong_checksums": wrong, "tasks": tasks}
@@ -368,7 +368,7 @@ def _check_tasks(folder: Any) -> dict[str, dict[str, Any]]:
 def _show_data(result: dict[str, Any]) -> None:
     print(f"data folder {result['data_dir']} (from {result['source']})")
     for name in result["wrong_checksums"]:
-        print(f"  {name} is not the file that SHA256SUMS names; get it again")
+        print(f"  {name} does not have the checksum in SHA256SUMS; download it again")
     for name, report in result["tasks"].items():
         _show_task(name, report)
 

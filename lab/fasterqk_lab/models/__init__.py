@@ -1,4 +1,4 @@
-"""The paper's transformers, quick and exact; `benchmarks/training.py` has them written plainly."""
+"""Fast, exact implementations of the paper's transformers; `benchmarks/training.py` has the plain ones."""
 
 from fasterqk_lab.models._classifier import Classifier as Classifier
 from fasterqk_lab.models._classifier import ClassifierConfig as ClassifierConfig

@@ -1,16 +1,16 @@
 """The paper's classifier: learned positions, causal attention, optional residual and MLP, no LayerNorm.
 
-The prediction is read at one position, so the last layer computes that row alone: its query, one row of
-scores, one mix of values, one MLP row. Scores and values are contracted in the width of the stream
+The prediction is read at one position, so the last layer computes only that row: its query, one row of
+scores, one mix of values, one MLP row. Scores and values are contracted over the width of the stream
 before that of the heads:
 
     score_t = x_t . (W_K q)                 instead of   (x_t W_K) . q
     value   = (sum_t a_t x_t) W_V + b_V     instead of   sum_t a_t (x_t W_V + b_V)
 
-which needs T d numbers per head instead of T d d_head and is the same function
-(`PlainClassifier` in `benchmarks/training.py` is the reference). Layers below compute every row, with wide
-heads by W_Q W_K^T and W_V W_O, which takes half the products. The key bias shifts all scores of a row
-alike, which a softmax does not see: it takes no part in the computation and stays where it started.
+This takes T d products per head instead of T d d_head and is the same function (`PlainClassifier` in
+`benchmarks/training.py` is the reference). Lower layers compute every row; with wide heads they use
+W_Q W_K^T and W_V W_O, which takes half the products. The key bias shifts all scores of a row equally, which
+does not change the softmax: it is left out of the computation and keeps its initial value.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from fasterqk_lab.models._generator import MANY_ROWS, multiply
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """Sizes of a classifier; ``mlp_width`` 0 leaves the MLP out, ``temperature`` is learned per head."""
+    """Sizes of a classifier; ``mlp_width`` 0 omits the MLP, ``temperature`` learns one per head."""
 
     vocabulary_size: int
     classes: int
@@ -44,16 +44,16 @@ class ClassifierConfig:
 
 
 class Embedding(nn.Module):
-    """Token embeddings of which only the rows ``seen`` in training carry optimizer state.
+    """Token embeddings in which only the rows ``seen`` in training have optimizer state.
 
-    ``table`` (token, width) holds the initial rows of all tokens. Without ``seen`` every row is trained, as
+    ``table`` (token, width) holds the initial rows of all tokens. Without ``seen``, every row is trained, as
     in ``nn.Embedding``.
 
-    A row whose token never occurs in training has no gradient: all an optimizer ever does to it is decay,
-    and that is the same factor for every such row. So one number, ``unseen_scale``, stands for all of them.
-    It belongs to the same parameter group as the table and its gradient is zero, so the optimizer itself
-    computes the factor: AdamW multiplies it by ``1 - lr * weight_decay`` per step, SGD runs its own linear
-    recursion, momentum included. Nothing is approximated.
+    A row whose token never occurs in training has no gradient. The optimizer only decays it, by the same
+    factor as every such row, so one number, ``unseen_scale``, represents this factor. It is in the same
+    parameter group as the table and has a gradient of zero, so the optimizer itself computes the factor:
+    AdamW multiplies it by ``1 - lr * weight_decay`` per step, SGD applies its linear recursion, with
+    momentum. Nothing is approximated.
 
     >>> embedding = Embedding(torch.eye(4), seen=[0, 2])
     >>> embedding(torch.tensor([2, 3])).tolist()
@@ -79,8 +79,8 @@ class Embedding(nn.Module):
         trained = len(self.weight)
         if self.unseen_scale is None or int(slots.max()) < trained:
             return _rows_of(self.weight, slots)
-        # Seen rows where there are any, then the few others in their places: the whole table would be
-        # many times what a batch needs.
+        # Seen rows first, then the few unseen ones in their places: concatenating the two tables would copy
+        # many times more than a batch needs.
         others = slots >= trained
         rows = _rows_of(self.weight, slots.where(~others, 0))
         return rows.index_put((others,), self.unseen[slots[others] - trained] * self.unseen_scale)
@@ -90,7 +90,7 @@ class Embedding(nn.Module):
         return self(torch.arange(len(self.slot)))
 
     def zero_unseen_gradient(self) -> None:
-        """Give ``unseen_scale`` a gradient of zero, without which an optimizer would pass it over."""
+        """Give ``unseen_scale`` a gradient of zero: optimizers skip parameters without a gradient."""
         if self.unseen_scale is not None:
             self.unseen_scale.grad = torch.zeros_like(self.unseen_scale)
 
@@ -107,14 +107,13 @@ class Attention(nn.Module):
         self.b_Q, self.b_K, self.b_V = biases
         self.b_O = nn.Parameter(torch.zeros(config.width))
         self.log_temperature = nn.Parameter(torch.zeros(config.heads)) if config.temperature else None
-        # The weights of the last row that was computed alone, (batch, head, position), with their gradients.
+        # The weights of the row that was last computed alone, (batch, head, position), with their graph.
         self.row: Tensor | None = None
 
     def forward(self, stream: Tensor, rows: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
-        """What positions of the ``stream`` (batch, position, width) read from those up to themselves.
+        """Causal attention for all positions of the ``stream`` (batch, position, width), or one row per text.
 
-        Every position, or only one of each text: ``rows`` (batch, width), which may not look where
-        ``hidden`` (batch, position) is true.
+        A single row per text is given as ``rows`` (batch, width), with its mask ``hidden`` (batch, position).
         """
         if rows is not None and hidden is not None:
             return self._one_row(stream, rows, hidden)
@@ -132,7 +131,7 @@ class Attention(nn.Module):
         query_key = torch.bmm(keys, self.W_Q.transpose(1, 2)).view(-1, width)
         asked = multiply(stream, query_key, torch.bmm(keys, self.b_Q[:, :, None]).view(-1))
         hiding = stream.new_zeros(later.shape).masked_fill_(later, -torch.inf).repeat_interleave(heads, 0)
-        # Heads of one position follow each other, (batch, position and head, position): nothing is copied.
+        # The heads of a position are adjacent, (batch, position * head, position), so nothing is copied.
         scores = torch.baddbmm(hiding, asked.view(batch, -1, width), stream.transpose(1, 2))
         weights = scores.softmax(2)
         record(self, weights.view(batch, length, heads, length).transpose(1, 2))
@@ -159,7 +158,7 @@ class Attention(nn.Module):
         return linear(mixed, self.W_O.view(-1, width).T, self.b_O)
 
     def _one_row(self, stream: Tensor, rows: Tensor, hidden: Tensor) -> Tensor:
-        # Contracted in the width first, as the docstring of this module explains.
+        # Contracted over the width first; see the docstring of this module.
         heads, _, head_width = self.W_Q.shape
         query = torch.baddbmm(self.b_Q[:, None], rows.expand(heads, -1, -1), self.W_Q)
         asked = torch.bmm(query, self.W_K.transpose(1, 2))  # (head, batch, width)
@@ -186,13 +185,13 @@ class MLP(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """The map at every row, ``(..., width)``."""
-        product = multiply if rows.dim() == 3 else linear  # few rows are not worth oneDNN's kernels
+        product = multiply if rows.dim() == 3 else linear  # for few rows, oneDNN does not pay off
         middle = gelu(product(rows, self.W_in.T, self.b_in), approximate="tanh")
         return product(middle, self.W_out.T, self.b_out)
 
 
 class Block(nn.Module):
-    """Attention, then the MLP, each added to the stream where the model has a residual."""
+    """Attention, then the MLP, each added to the stream if the model has a residual."""
 
     def __init__(self, config: ClassifierConfig, generator: torch.Generator) -> None:
         super().__init__()
@@ -214,8 +213,7 @@ class Block(nn.Module):
 class Classifier(nn.Module):
     """Class logits from token ids, read at one position of each text.
 
-    ``seen`` are the tokens that occur in training (all when not given), see
-    :class:`fasterqk_lab.models.Embedding`.
+    ``seen`` are the tokens that occur in training (default: all); see :class:`Embedding`.
 
     >>> model = Classifier(ClassifierConfig(vocabulary_size=9, classes=2), torch.Generator().manual_seed(0))
     >>> model(torch.tensor([[5, 6, 0], [7, 0, 0]]), torch.tensor([2, 1])).shape
@@ -237,8 +235,8 @@ class Classifier(nn.Module):
     def forward(self, tokens: Tensor, read: Tensor, every_row: bool = False) -> Tensor:
         """Logits (batch, class) of ``tokens`` (batch, position) read at ``read`` (batch).
 
-        ``every_row`` computes all rows of the last layer too, so that a capture sees square attention
-        matrices in every layer; the logits are the same.
+        With ``every_row``, the last layer also computes all rows, so a capture sees square attention matrices
+        in every layer; the logits are the same.
         """
         length = tokens.shape[1]
         stream = self.embedding(tokens) + self.positions[:length]
@@ -256,7 +254,7 @@ class Classifier(nn.Module):
 
 
 def _rows_of(table: Tensor, slots: Tensor) -> Tensor:
-    """``nn.functional.embedding(slots, table)``; the gradient is the same sums in the same order, sooner."""
+    """``nn.functional.embedding(slots, table)`` with a faster backward pass that gives the same bits."""
     return table.index_select(0, slots.flatten()).unflatten(0, slots.shape)
 
 
@@ -265,17 +263,14 @@ def _normal(shape: tuple[int, ...], config: ClassifierConfig, generator: torch.G
 
 
 def aggregation_of(model: Classifier) -> Aggregation:
-    """How its attention is aggregated: one layer is read as it is, deeper stacks are multiplied.
-
-    They are multiplied without a residual, which for one layer would be the same number.
-    """
+    """The aggregation of its attention: the only layer, or the product of all, without a residual."""
     return Aggregation("rollout", residual=0.0) if len(model.blocks) > 1 else Aggregation("last")
 
 
 def attention_rows(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logits (batch, class), the aggregated row of the read position (batch, key), and its null.
 
-    The null is the same aggregation of attention that is uniform over what each row may see.
+    The null aggregates attention that is uniform over the visible keys of each row.
     """
     outputs, layers, allowed = _captured(model, tokens, read)
     how = aggregation_of(model)
@@ -296,7 +291,7 @@ def head_rows(model: Classifier, tokens: Tensor, read: Tensor) -> list[Tensor]:
 
 
 def _captured(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Logits, the attention of all layers, and what its rows may see; of one layer only the read row."""
+    """Logits, the attention of all layers, and its visible keys; only the read row if there is one layer."""
     deep = len(model.blocks) > 1
     device = model.b_U.device
     inputs = {"tokens": tokens.to(device), "read": read.to(device), "every_row": deep}

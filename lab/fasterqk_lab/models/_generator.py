@@ -1,11 +1,11 @@
 """The paper's answer generator: a GPT-style decoder with learned positions and a tied head.
 
-Six pre-LN layers in the paper's size; attention with separate query, key, value and output maps, all with
-biases; an MLP with exact GELU; dropout on the embeddings, on attention weights, after GELU and after the
-MLP. Texts are padded on the right, where causal attention does not look.
+At the paper's size it has six pre-LN layers. Attention has separate query, key, value and output maps, all
+with biases; the MLP has exact GELU; dropout acts on the embeddings, on attention weights, after GELU and
+after the MLP. Texts are padded on the right, which causal attention does not see.
 
-Only some positions make a prediction that is used: the last of the prompt and those of the answer. Given
-these, the last layer, the final norm and the head compute their rows alone, which changes nothing else.
+Only some predictions are used: those at the end of the prompt and in the answer. If these positions are
+given, the last layer, the final norm and the head compute only their rows, with the same result.
 """
 
 from collections.abc import Callable
@@ -19,20 +19,20 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from fasterqk.trace import record
 
-# Sets some entries to zero, such as `Dropout`.
+# A function that sets some entries to zero, such as `Dropout`.
 Drop = Callable[[Tensor], Tensor]
-# Gain of the weights' start.
+# The gain of the initial weights.
 GAIN = 0.5**0.5
-# From this width on oneDNN multiplies, and from the second one on where the rows are many; below, preparing
-# its kernels costs more than they save.
+# oneDNN multiplies from width WIDE on, or from LESS_WIDE on if there are MANY_ROWS; below, preparing its
+# kernels costs more than they save.
 WIDE, LESS_WIDE, MANY_ROWS = 256, 64, 256
-# Waves of positions are from 2 pi positions to nearly this many times that long.
+# Wavelengths of positions range from 2 pi to almost this multiple of 2 pi.
 WAVE_RANGE = 100.0
 
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """Sizes of an answer generator; what is not given is as in the paper."""
+    """Sizes of an answer generator; the defaults are the paper's."""
 
     vocabulary_size: int
     layers: int = 6
@@ -41,21 +41,21 @@ class GeneratorConfig:
     head_width: int = 50
     mlp_width: int = 1200
     context: int = 256
-    # Spread of token embeddings that do not come from word vectors, and of positions; without the latter
-    # those start by Xavier's rule, as weights do.
+    # The spread of token embeddings without word vectors, and of positions (None: Xavier's rule, as for
+    # weights).
     embedding_scale: float = 0.1
     position_scale: float | None = None
-    # Whether positions start as waves, of that spread or else of the tokens'.
+    # Whether positions start as waves, with that spread or else that of the tokens.
     waves: bool = False
-    # The gain of the last norm at the start: logits over word vectors are far too large at first.
+    # The initial gain of the last norm: with 1, the first logits over word vectors are far too large.
     head_scale: float = 1.0
-    # Whether queries and keys are normalised, each head by itself (root mean square, with a learned gain).
+    # Whether queries and keys of each head are normalised (root mean square, with a learned gain).
     qk_norm: bool = False
 
 
 # --- Matrix products ---
-# torch multiplies with MKL, which runs at half speed on processors that are not Intel's: 113 of 250 GFLOP/s
-# on an EPYC with AVX-512. oneDNN, which torch carries too, has the whole speed; the last bits differ.
+# torch multiplies with MKL, which runs at half speed on other processors than Intel's: 113 of 250 GFLOP/s on
+# an EPYC with AVX-512. oneDNN, which is also part of torch, runs at full speed; the last bits differ.
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -97,8 +97,8 @@ class Linear(nn.Linear):
 class Cache:
     """Keys and values of all layers for a batch of texts, so that the next token costs one row.
 
-    Texts stand on the left, each new token goes to the place its own text has reached: what lies between is
-    overwritten later and never seen before. ``room`` is the longest text there will be.
+    Texts are aligned on the left, and each new token is stored directly after its text: entries of padding
+    are masked until they are overwritten. ``room`` is the length of the longest text to come.
     """
 
     def __init__(self, room: int) -> None:
@@ -108,10 +108,10 @@ class Cache:
     def extend(
         self, layer: nn.Module, key: Tensor, value: Tensor, position: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Add keys and values ``(batch, head, token, width)`` of ``layer``; returns all that rows may need.
+        """Add keys and values ``(batch, head, token, width)`` of ``layer``; returns all that are stored.
 
-        Without ``position`` they are the first ones, from place 0 on, and are all there is; else those
-        of one token at ``position`` (batch, 1).
+        Without ``position``, they are those of the prompts, from place 0 on; otherwise those of one token at
+        ``position`` (batch, 1).
         """
         if position is None:
             wider = (0, 0, 0, self.room - key.shape[2])
@@ -124,14 +124,14 @@ class Cache:
         return keys, values
 
     def keep(self, chosen: Tensor) -> None:
-        """Forget all texts but the ``chosen`` ones."""
+        """Drop all texts except the ``chosen`` ones."""
         self._stored = {
             layer: (keys[chosen], values[chosen]) for layer, (keys, values) in self._stored.items()
         }
 
 
 class Attention(nn.Module):
-    """Causal self-attention; a row reads from the positions up to its own."""
+    """Causal self-attention."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
@@ -154,11 +154,11 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         explicit: bool = False,
     ) -> Tensor:
-        """What every position of the ``stream`` (batch, token, width) reads, or only some ``rows`` of it.
+        """The output at every position of the ``stream`` (batch, token, width), or at some ``rows``.
 
-        ``rows`` (batch, row, width) stand at ``position`` (batch, row). With a ``cache``, the stream is
-        what comes after its content, at ``position``, and is added to it. ``explicit`` forms the
-        probabilities, for a capture to see, where torch's kernel would do without.
+        ``rows`` (batch, row, width) are at ``position`` (batch, row). With a ``cache``, the stream continues
+        its content at ``position`` and is added to it. ``explicit`` computes the probabilities, which torch's
+        kernel does not expose, for a capture.
         """
         query = self.query_norm(self._by_head(self.query(stream if rows is None else rows)))
         key, value = self.key_norm(self._by_head(self.key(stream))), self._by_head(self.value(stream))
@@ -179,7 +179,7 @@ class Attention(nn.Module):
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Torch's kernel; on a processor in single precision, where it takes a third of the time of bfloat16."""
+    """Torch's kernel; on a processor in single precision, which takes a third of the time of bfloat16."""
     if query.device.type != "cpu":
         return scaled_dot_product_attention(query, key, value, is_causal=True)
     with full_precision("cpu"):
@@ -190,13 +190,13 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def full_precision(kind: str) -> AbstractContextManager[Any]:
-    """Without autocast on this kind of device, if there it has one."""
+    """Disable autocast on this kind of device, if it has autocast."""
     known = torch.amp.is_autocast_available(kind)
     return torch.autocast(kind, enabled=False) if known else nullcontext()
 
 
 def _hiding(query: Tensor, key: Tensor, position: Tensor | None) -> Tensor:
-    """Zero where a key may be seen and minus infinity where it comes later, ``(query, key)``.
+    """Zero where a key is visible and minus infinity where it comes later, ``(query, key)``.
 
     With ``position`` (batch, query) it is ``(batch, 1, query, key)``.
     """
@@ -224,7 +224,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a LayerNorm and added to the stream."""
+    """Attention and MLP, each after a LayerNorm and added to the stream."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
@@ -242,9 +242,9 @@ class Block(nn.Module):
         real: Tensor | tuple[Tensor, ...] | None = None,
         explicit: bool = False,
     ) -> Tensor:
-        """The whole stream after this block; see :class:`Attention` for the rest.
+        """The whole stream after this block; see :class:`Attention` for the other arguments.
 
-        With ``real`` (batch, row): only the rows at ``position`` that are real, one after the other.
+        With ``real`` (batch, row), only the rows at ``position`` that are real, concatenated.
         """
         normed, rows = self.attention_norm(stream), None
         if real is not None:
@@ -272,7 +272,7 @@ class GPTAnswerGenerator(nn.Module):
         self.config = config
         shape = (config.vocabulary_size, config.width)
         with torch.random.fork_rng(devices=[]):
-            # Modules draw their start from torch's own generator; what they draw is replaced below.
+            # Modules initialise their weights from torch's global generator; `_start` replaces them.
             # Autograd adds its sparse gradient to a copy of the head's dense one. A dense gradient would cost
             # as much (a table of zeros instead of the copy) and differ in the last bits.
             self.embedding = nn.Embedding(*shape, sparse=True)
@@ -283,7 +283,7 @@ class GPTAnswerGenerator(nn.Module):
         self._start(generator, vectors)
 
     def forward(self, tokens: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """Logits at every position, ``(batch, token, vocabulary)``, or at some; see :meth:`hidden`."""
+        """Logits ``(batch, token, vocabulary)`` at every position, or at some; see :meth:`hidden`."""
         return self.head(self.hidden(tokens, *arguments, **options))
 
     def hidden(
@@ -294,10 +294,10 @@ class GPTAnswerGenerator(nn.Module):
         drop: Drop | None = None,
         explicit: bool = False,
     ) -> Tensor:
-        """What the head is applied to, ``(batch, token, width)``, at every position of ``tokens``.
+        """The input of the head, ``(batch, token, width)``, at every position of ``tokens``.
 
-        With ``position`` and ``real`` (batch, row): only at these positions where ``real`` is true, one
-        after the other, ``(row, width)``. ``real`` may be the indices of these, as ``nonzero`` gives them.
+        With ``position`` and ``real`` (batch, row), only at the positions where ``real`` is true,
+        concatenated to ``(row, width)``. ``real`` may also be the indices that ``nonzero`` returns for it.
         """
         stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         stream = stream if drop is None else drop(stream)
@@ -308,11 +308,11 @@ class GPTAnswerGenerator(nn.Module):
         return rows
 
     def head(self, rows: Tensor) -> Tensor:
-        """Logits (..., vocabulary) of rows (..., width); the weight is that of the embedding."""
+        """Logits (..., vocabulary) of rows (..., width), with the weight of the embedding."""
         return multiply(rows, self.embedding.weight, self.head_bias)
 
     def read(self, tokens: Tensor, lengths: Tensor, cache: Cache) -> Tensor:
-        """Logits (batch, vocabulary) after prompts of ``lengths``; their keys and values go to ``cache``."""
+        """Logits (batch, vocabulary) after prompts of ``lengths``; stores keys and values in ``cache``."""
         stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             stream = block(stream, cache=cache)
@@ -327,7 +327,7 @@ class GPTAnswerGenerator(nn.Module):
 
     @torch.no_grad()
     def _start(self, generator: torch.Generator, vectors: Tensor | None) -> None:
-        """Weights by Xavier's rule with a gain of 1/sqrt(2), biases as torch starts them, norms at one."""
+        """Initialise weights by Xavier's rule with a gain of 1/sqrt(2), biases like torch."""
         config, tokens, positions = self.config, self.embedding.weight, self.positions.weight
         nn.init.normal_(tokens, 0.0, config.embedding_scale, generator=generator)
         if config.waves:
@@ -348,9 +348,9 @@ class GPTAnswerGenerator(nn.Module):
 
 
 def waves(positions: int, width: int) -> Tensor:
-    """Sines and cosines over positions, lengths in geometric order, ``(position, width)``.
+    """Sines and cosines over positions, with wavelengths in a geometric series, ``(position, width)``.
 
-    The mean square of a row is 1 where ``width`` is even.
+    The mean square of a row is 1 if ``width`` is even.
 
     >>> waves(2, 4).shape
     torch.Size([2, 4])
@@ -364,18 +364,18 @@ def _start_bias(bias: Tensor, inputs: int, generator: torch.Generator) -> None:
     nn.init.uniform_(bias, -(inputs**-0.5), inputs**-0.5, generator=generator)
 
 
-# --- Dropout from a generator of its own ---
+# --- Dropout from the caller's generator ---
 
 
 _LEVELS = 2**16
 
 
 class Dropout:
-    """Sets entries to zero with chance ``rate`` and scales the others up, so that the mean stays.
+    """Sets entries to zero with probability ``rate`` and scales the others up, which preserves the mean.
 
-    Each entry takes 16 random bits (the chance is a multiple of 1/65536), a quarter of what torch draws:
-    in small models on a processor random numbers are a good part of a training step. The generator
-    is the caller's, so that training can go on from any step.
+    Each entry takes 16 random bits (the probability is a multiple of 1/65536), a quarter of what torch draws:
+    in small models on a processor, random numbers take a large part of a training step. The caller provides
+    the generator, so that a training can resume at any step.
 
     >>> drop = Dropout(0.25, torch.Generator().manual_seed(0))
     >>> sorted(set(drop(torch.ones(1000)).tolist()))
@@ -393,24 +393,23 @@ class Dropout:
         where = self.generator.device
         drawn = torch.empty(-(-count // 4), dtype=torch.int64, device=where)
         drawn.random_(-(2**63), None, generator=self.generator)
-        # Numbers at once: truth values would take another pass, several times slower.
+        # Written as numbers: booleans would take another pass and several times as long.
         kept = torch.empty(count, dtype=values.dtype, device=where)
         torch.ge(drawn.view(torch.int16)[:count], self.lowest_kept, out=kept)
         return values * kept.mul_(self.scale).view(values.shape).to(values.device)
 
 
-# --- The loss over a large vocabulary ---
-# Logits over tens of thousands of tokens are the largest tensor of a training step, and every pass over them
-# is a trip through memory. Their gradient is softmax minus target: the softmax is formed in their own place,
-# and what does not need them (the target, its smoothing, the division by sums) is computed on the rows and
-# on the weight, which are small.
+# --- The loss over a large vocabulary --- Logits over tens of thousands of tokens are the largest tensor of a
+# training step, and every pass over them goes through main memory. Their gradient is softmax minus target:
+# the softmax is computed in place, and everything else (the target, its smoothing, the division by sums) on
+# the rows and the weight, which are small.
 
 
 def head_loss(rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """The mean of ``cross_entropy(linear(rows, weight, bias), labels, label_smoothing=smoothing)``.
 
     ``rows`` is ``(row, width)``, ``weight`` ``(token, width)``, ``labels`` ``(row,)``. The gradients are
-    worked out together with the loss, so it can be differentiated once.
+    computed together with the loss, which can be differentiated only once.
 
     >>> rows, weight = torch.ones(2, 3), torch.zeros(4, 3)
     >>> round(float(head_loss(rows, weight, torch.zeros(4), torch.tensor([0, 1]))), 4)     # log 4
@@ -429,9 +428,9 @@ class _HeadLoss(torch.autograd.Function):
         logits = multiply(rows, weight, bias)
         chosen = logits.gather(1, labels[:, None])[:, 0]
         highest = logits.amax(1)
-        share = logits.sub_(highest[:, None]).exp_()  # softmax, but for the division by its sum
+        share = logits.sub_(highest[:, None]).exp_()  # softmax before the division by its sum
         total = share.sum(1)
-        # The mean logit of a row, which smoothing asks for.
+        # The mean logit of a row, for smoothing.
         middle = rows @ weight.mean(0) + bias.mean() if smoothing else 0.0
         loss = highest + total.log() - (1 - smoothing) * chosen - smoothing * middle
         if any(ctx.needs_input_grad):
@@ -444,7 +443,8 @@ class _HeadLoss(torch.autograd.Function):
         (scale,) = upstream
         # Handed over, not kept: autograd frees the table's gradient once it is added.
         gradients, ctx.gradients = ctx.gradients, None
-        # A pass over the weight that is mostly spared; another device would have to be waited for.
+        # The pass over the weight is skipped if the scale is 1; on other devices the check would have to
+        # wait.
         if scale.device.type != "cpu" or scale != 1:
             gradients = tuple(scale * gradient for gradient in gradients)
         return (*gradients, None, None)

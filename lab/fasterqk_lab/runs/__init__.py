@@ -1,4 +1,4 @@
-"""Sweeps over many configurations, and the store of their results: a configuration is hashed to a folder."""
+"""Sweeps over configurations, and the store of their results: one folder per hash of a configuration."""
 
 from fasterqk_lab.runs._store import Line as Line
 from fasterqk_lab.runs._store import Store as Store

@@ -1,7 +1,7 @@
-"""Doing cells: messages between sweep and workers, the journal of a cell, one attempt at it, local workers.
+"""Execution of cells: messages between sweep and workers, journals, attempts, and local workers.
 
-The backends of one machine are this process itself and worker processes of its own. A worker takes one cell
-after another from the sweep that started it, and ends when that sweep is gone.
+On one machine, cells run in this process or in worker processes. A worker takes one cell after another from
+the sweep that started it, and ends with that sweep.
 """
 
 import errno
@@ -39,26 +39,26 @@ from fasterqk_lab.runs._store import Store, claim, clear, clear_temporary, read_
 
 @dataclass(frozen=True)
 class CellTask:
-    """A cell to be done by ``function``, ``"module:name"``, called as ``f(config, folder=, progress=)``."""
+    """A cell to run by ``function``, ``"module:name"``, called as ``f(config, folder=, progress=)``."""
 
     cell: str
     config: Any
     function: str
     out: str
-    # Discard what the cell has and begin again.
+    # Discard the cell's files and start again.
     force: bool = False
-    # Wait while another process has the cell, rather than report it as busy.
+    # Wait while another process runs the cell, instead of reporting it as busy.
     wait: bool = False
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a cell.
+    """An event in the life of a cell.
 
-    ``kind`` is ``started``, ``progress`` (``done`` of ``total``), ``saved``, ``found`` (it had a result
-    already), ``busy`` (another process has it), ``failed`` (``note`` says why, in one line;
-    ``by_input``: the input is at fault), ``lost`` (the worker died) or ``fatal`` (no cell can go on;
-    ``error`` is the reason). The sweep itself adds ``skipped`` and ``retried``.
+    ``kind`` is ``started``, ``progress`` (``done`` of ``total``), ``saved``, ``found`` (it already had a
+    result), ``busy`` (another process runs it), ``failed`` (``note`` is the reason in one line; ``by_input``:
+    the input is at fault), ``lost`` (the worker died) or ``fatal`` (no cell can run; ``error`` is the
+    reason). The sweep itself adds ``skipped`` and ``retried``.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Event:
 
     @property
     def last(self) -> bool:
-        """Whether the attempt has ended with this event."""
+        """Whether this event ends the attempt."""
         return self.kind not in ("started", "progress")
 
 
@@ -80,25 +80,24 @@ Notify = Callable[[Event], None]
 
 
 class Backend(Protocol):
-    """Where cells are done: in this process, by local workers, or on a cluster."""
+    """Where cells run: in this process, in local workers, or on a cluster."""
 
     def free(self) -> bool:
         """Whether one more task can be submitted."""
 
     def submit(self, task: CellTask) -> None:
-        """Hand over a task; events report what becomes of it."""
+        """Start a task; events report its progress and its end."""
 
     def wait(self, notify: Notify) -> None:
-        """Wait until something happens to the submitted tasks, and pass on its events."""
+        """Wait for events of the submitted tasks, and pass them on."""
 
     def close(self) -> None:
         """End all workers; unfinished cells stay at their last checkpoint."""
 
 
-# --- The journal of a cell ---
-# One line per attempt begun and one per attempt ended. It proves that a cell was done once: no attempt begins
-# after the one whose result was saved. The process that holds the claim appends to it; readers ignore a line
-# that was cut short by a crash.
+# --- The journal of a cell --- One line for the start and one for the end of every attempt. It proves that a
+# cell ran once: no attempt starts after the one whose result was saved. The process that holds the claim
+# appends to it; readers ignore a line that a crash cut short.
 
 JOURNAL_NAME = "journal.jsonl"
 
@@ -112,7 +111,7 @@ def write_journal(folder: Path, event: str, attempt: int, **about: Any) -> None:
 
 
 def read_journal(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of a cell's journal, oldest first."""
+    """The complete lines of a cell's journal, oldest first."""
     path = folder / JOURNAL_NAME
     if not path.exists():
         return []
@@ -127,18 +126,18 @@ def next_attempt(folder: Path) -> int:
 
 # --- One attempt: claim the cell, call its function, save its result or its traceback ---
 
-# Errors that every other cell would meet too: going on would only lose work.
+# Errors that every other cell would run into as well.
 NO_PLACE_TO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
-# Wraps the call of a cell's function; workers use it to keep what the cell prints.
+# Wraps the call of a cell's function; workers use it to store what the cell prints.
 Surround = Callable[[Path], AbstractContextManager[None]]
 
 
 def execute(task: CellTask, notify: Notify, surround: Surround = lambda folder: nullcontext()) -> None:
-    """Do the cell of ``task``; the last event says how it ended.
+    """Run the cell of ``task``; the last event says how it ended.
 
-    The claim is held from before the first look at the result until after the last write, so a cell that
-    several sweeps want is done by one of them. ``KeyboardInterrupt`` passes through.
+    The claim is held from before the result is looked up until after the last write, so one of several
+    concurrent sweeps runs the cell. ``KeyboardInterrupt`` passes through.
     """
     folder = Path(task.out) / "runs" / task.cell
     event = Event("busy", task.cell)
@@ -153,7 +152,7 @@ def execute(task: CellTask, notify: Notify, surround: Surround = lambda folder: 
 
 
 def current_name(name: str) -> str:
-    """``"module:name"`` as it is called now: before the lab was a package of its own it was `fasterqk.lab`.
+    """The current form of ``"module:name"``: the lab used to be the subpackage `fasterqk.lab`.
 
     >>> current_name("fasterqk.lab.training:train"), current_name("mine:train")
     ('fasterqk_lab.training:train', 'mine:train')
@@ -165,13 +164,13 @@ def find_function(name: Any) -> Callable[..., Any]:
     """The function that ``"module:function"`` names."""
     function: Callable[..., Any] = import_name(name, "function")
     if not callable(function):
-        raise InputError(f"{name!r} is a {type(function).__name__}, no function")
+        raise InputError(f"{name!r} is a {type(function).__name__}, not a function")
     try:
         signature = inspect.signature(function)
         signature.bind(None, folder=None, progress=None)
         first = next(iter(signature.parameters.values()))
         takes_it = first.kind is not inspect.Parameter.VAR_POSITIONAL  # `subprocess:run` takes anything
-    except (TypeError, ValueError):  # ValueError: a builtin that does not say what it takes
+    except (TypeError, ValueError):  # ValueError: a builtin without a signature
         takes_it = False
     if not takes_it:
         raise InputError(
@@ -182,11 +181,11 @@ def find_function(name: Any) -> Callable[..., Any]:
 
 
 def import_name(name: Any, what: str) -> Any:
-    """What ``"module:name"`` names; an error calls it a ``what``."""
+    """The object that ``"module:name"`` names; errors call it ``what``."""
     module, _, attribute = current_name(name).partition(":") if isinstance(name, str) else ("", "", "")
     try:
         return getattr(import_module(module), attribute)
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # a user's module may raise anything
         raise InputError(
             f"no {what} {name!r} ({one_line(error)}); give 'module:{what}' that can be imported"
         ) from None
@@ -241,13 +240,13 @@ def _attempt(
         with suppress(OSError):
             write_journal(folder, "stopped", attempt)
         raise
-    with suppress(OSError):  # the result is safe: a full disk must not make it a failure
+    with suppress(OSError):  # the result is saved: a full disk must not turn it into a failure
         write_journal(folder, "saved", attempt, seconds=seconds)
     return Event("saved", task.cell, seconds=seconds)
 
 
 def save_error(folder: Path, attempt: int, line: str, details: str) -> None:
-    """Write ``error.json`` and a line of the journal, if there is still a place to write to."""
+    """Write ``error.json`` and a line of the journal, if the disk allows."""
     with suppress(OSError):
         write_journal(folder, "failed", attempt, line=line)
         write_sealed(folder / "error.json", {"cell": folder.name, "line": line, "traceback": details})
@@ -260,12 +259,12 @@ SECONDS_BETWEEN_REPORTS = 0.1
 
 
 class Stop(BaseException):
-    """The sweep wants this worker to end."""
+    """Raised in a worker that its sweep asks to end."""
 
 
 def main(descriptor: int) -> None:
-    """Do tasks from the connection at ``descriptor`` until the sweep stops this worker, or is gone."""
-    # Ctrl-C reaches every process of the terminal; the sweep decides what its workers do.
+    """Run tasks from the connection at ``descriptor`` until the sweep stops this worker, or is gone."""
+    # Ctrl-C reaches every process of the terminal; the sweep decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     connection = Connection(descriptor)
@@ -274,7 +273,7 @@ def main(descriptor: int) -> None:
     last_report = 0.0
 
     def send(event: Event) -> None:
-        """Send ``event``, progress only some time after the last one."""
+        """Send ``event``, but progress only if the last report is long enough ago."""
         nonlocal last_report
         if event.kind == "progress":
             if time.monotonic() - last_report < SECONDS_BETWEEN_REPORTS:
@@ -283,7 +282,7 @@ def main(descriptor: int) -> None:
         connection.send(event)
 
     try:
-        # Only from here on is Stop caught; before that, the signal simply ends the process.
+        # Only from here on, Stop is caught; before, the signal ends the process.
         signal.signal(signal.SIGTERM, _stop)
         while True:
             message = messages.get()
@@ -306,7 +305,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 def _receive(connection: Connection, messages: "queue.SimpleQueue[bytes]") -> None:
     """Queue tasks; end the process when the sweep is gone, even in the middle of a cell.
 
-    That loses nothing: files are written atomically, and the cell goes on from its last checkpoint.
+    Files are written atomically, so the cell can resume from its last checkpoint.
     """
     while True:
         try:
@@ -317,7 +316,7 @@ def _receive(connection: Connection, messages: "queue.SimpleQueue[bytes]") -> No
 
 @contextmanager
 def keep_output(folder: Path) -> Iterator[None]:
-    """Keep what the block prints, on either stream and from any library, in the cell's ``output.txt``."""
+    """Store everything that the block prints, on either stream, in the cell's ``output.txt``."""
     path = folder / OUTPUT_NAME
     sys.stdout.flush()
     sys.stderr.flush()
@@ -351,7 +350,7 @@ _GRACE_SECONDS = 5.0
 
 
 class ThisProcess:
-    """Does one cell after another in this process: for cells that take no time, and for debuggers."""
+    """Runs one cell after another in this process: for very fast cells, and for debugging."""
 
     def __init__(self) -> None:
         self._task: CellTask | None = None
@@ -372,7 +371,7 @@ class ThisProcess:
 
 
 class LocalWorkers:
-    """Up to ``count`` worker processes with ``threads`` threads each, started when there is work for them."""
+    """Up to ``count`` worker processes with ``threads`` threads each, started on demand."""
 
     def __init__(self, count: int, threads: int = 1) -> None:
         self._count = count
@@ -385,7 +384,7 @@ class LocalWorkers:
 
     def submit(self, task: CellTask) -> None:
         worker = self._idle.pop() if self._idle else _Worker(self._threads)
-        # When the worker is dead already, waiting for its events finds out.
+        # If the worker is already dead, `wait` notices.
         with suppress(BrokenPipeError, ConnectionResetError):
             worker.connection.send_bytes(pickle.dumps(task))
         self._busy[worker.connection] = worker, task
@@ -437,7 +436,7 @@ class _Worker:
             theirs.close()
 
     def end(self) -> str:
-        """Make sure the process is gone; returns how it ended."""
+        """Kill the process if it still runs; returns how it ended."""
         self.process.kill()
         code = self.process.wait()
         self.connection.close()

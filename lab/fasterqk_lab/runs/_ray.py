@@ -1,8 +1,8 @@
 """The backend for many machines: one Ray task per cell, wherever the cluster has room for it.
 
-All machines see the results folder under one path, on a shared disk. A task does its cell as a local worker
-does: it claims the cell by its lock, writes checkpoints and the result into the store, and goes on from the
-last checkpoint when it is tried again elsewhere.
+All machines see the results folder under the same path, on a shared disk. A task runs its cell like a local
+worker: it claims the cell by its lock, writes checkpoints and the result into the store, and resumes from the
+last checkpoint if it is retried elsewhere.
 """
 
 import logging
@@ -21,7 +21,7 @@ from fasterqk import __version__
 from fasterqk.errors import InputError, needs_extra
 from fasterqk_lab.runs._execute import CellTask, Event, Notify, execute, keep_output, one_line
 
-# Cells handed out beyond what the cluster has room for, so that no worker is ever idle.
+# Cells submitted beyond the room of the cluster, so that no worker is ever idle.
 WAITING_THERE = 2
 _LOOK_AGAIN_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
@@ -32,10 +32,10 @@ _SETTINGS = ("FASTERQK_DEVICE", "FASTERQK_PRECISION")
 class RayCluster:
     """The machines of a Ray cluster, or this one: a cell takes ``cpus`` processors and ``gpus`` GPUs.
 
-    ``address`` is that of a running cluster (``"HOST:PORT"`` or ``"auto"``); without it, and without
-    ``$RAY_ADDRESS``, Ray is started on this machine for as long as the sweep lasts. ``workers`` limits
-    the cells at a time; the default is as many as the cluster has room for. Ray is imported and the
-    cluster joined when the first cell is due, so a sweep with nothing left to do needs neither::
+    ``address`` is that of a running cluster (``"HOST:PORT"`` or ``"auto"``). Without it, and without
+    ``$RAY_ADDRESS``, Ray is started on this machine for the duration of the sweep. ``workers`` limits the
+    number of concurrent cells; the default is the room of the cluster. Ray is imported and the cluster joined
+    before the first cell, so a sweep with nothing left to do needs neither::
 
         sweep(configs, "package.module:run", "/shared/out", backend=RayCluster("auto", gpus=1))
     """
@@ -60,7 +60,7 @@ class RayCluster:
     def submit(self, task: CellTask) -> None:
         self._join()
         task = replace(task, out=os.path.abspath(task.out))
-        # Its folder tells a worker whether it sees the same disk.
+        # A worker checks for this folder to see whether it shares the disk.
         (Path(task.out) / "runs" / task.cell).mkdir(parents=True, exist_ok=True)
         settings = {name: value for name in _SETTINGS if (value := os.environ.get(name))}
         submitted = self._remote.remote(pickle.dumps(task), __version__, list(map(str, sys.path)), settings)
@@ -80,9 +80,9 @@ class RayCluster:
                 notify(event)
 
     def close(self) -> None:
-        """Leave the cluster; cells that run there are stopped, and stay at their last checkpoint."""
+        """Leave the cluster; cells that run there stop, and stay at their last checkpoint."""
         for submitted in self._tasks:
-            with suppress(Exception):  # it may have ended by itself; the interrupt must not be lost
+            with suppress(Exception):  # it may have ended already; the interrupt must not be lost
                 self._ray.cancel(submitted, force=True)
         self._tasks = {}
         if self._joined:
@@ -90,7 +90,7 @@ class RayCluster:
 
     def _lost(self, task: CellTask, error: Any) -> Event:
         if isinstance(error, self._ray.exceptions.RayTaskError):
-            # The worker lives, but `do_cell` itself fails there: so would every other cell.
+            # The worker is alive, but `do_cell` fails there, as it would for every other cell.
             reason = one_line(getattr(error, "cause", None) or error)
             if "No module named 'fasterqk" in str(error):
                 reason = "not installed there; `pip install 'fasterqk-lab[cluster]'` on every machine"
@@ -99,7 +99,7 @@ class RayCluster:
         return Event("lost", task.cell, note=f"its worker died ({reason.partition('. ')[0]})")
 
     def _limit(self) -> int:
-        """How many cells the cluster has room for, and those that wait there."""
+        """How many cells to submit: the room of the cluster, and a few that wait there."""
         if self._workers is not None:
             return self._workers
         wanted = {name: amount for name, amount in self._needs.items() if amount}
@@ -114,7 +114,7 @@ class RayCluster:
             needs = " and ".join(f"{amount:g} {name}" for name, amount in wanted.items())
             raise InputError(
                 f"a cell needs {needs}, and no machine of the Ray cluster has that; change [resources] in "
-                "the spec or, if the cluster will grow, say with --workers how many cells at a time"
+                "the spec or, if the cluster will grow, set the number of concurrent cells with --workers"
             )
         return self._room + WAITING_THERE
 
@@ -132,7 +132,7 @@ class RayCluster:
             processors = None if self._workers is None else math.ceil(self._workers * self._needs["CPU"])
             join(ray, self._address, processors)
         self._ray = ray
-        # The sweep itself tries again what is lost, and counts the attempts.
+        # The sweep itself retries lost cells, and counts their attempts.
         decorate = ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs["GPU"], max_retries=0)
         self._remote = decorate(do_cell)
 
@@ -142,18 +142,18 @@ def join(ray: Any, address: str, processors: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         options |= {"num_cpus": processors, "include_dashboard": False}
-    # Otherwise Ray reports a dead worker on standard output, where results go; the sweep reports it itself.
+    # Ray would report a dead worker on standard output, where results go; the sweep reports it instead.
     with suppress(AttributeError):
         ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(address=address, **options)
-    except Exception as error:  # Ray raises plain ones too, when a machine is too busy to start it in time
+    except Exception as error:  # Ray also raises plain exceptions, e.g. on a busy machine
         what = "start Ray on this machine" if address == "local" else f"join the Ray cluster at {address!r}"
         raise InputError(f"cannot {what}: {one_line(error)}") from None
 
 
 def check_address(address: str) -> None:
-    """Refuse an address where no cluster can be, at once rather than after Ray's minutes."""
+    """Refuse an address without a cluster at once; Ray would try for minutes."""
     if address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")
@@ -169,10 +169,10 @@ def check_address(address: str) -> None:
 
 
 def do_cell(pickled: bytes, version: str, paths: list[str], settings: dict[str, str]) -> list[Event]:
-    """Do a pickled :class:`CellTask` on a machine of the cluster; returns its events, without progress.
+    """Run a pickled :class:`CellTask` on a machine of the cluster; returns its events, without progress.
 
-    ``paths`` are where the sweep finds its modules; those that exist here are searched too. ``settings``
-    are environment variables of the sweep.
+    ``paths`` is ``sys.path`` of the sweep, of which existing folders are added here. ``settings`` are
+    environment variables of the sweep.
     """
     host = socket.gethostname()
     if version != __version__:
@@ -184,7 +184,7 @@ def do_cell(pickled: bytes, version: str, paths: list[str], settings: dict[str, 
     if not folder.is_dir():
         raise InputError(
             f"{host} does not see {task.out!r}; put --out on a disk that all machines share, or sweep a "
-            "--shard on each machine and bring them together with `fasterqk-lab runs collect`"
+            "--shard on each machine and merge the results with `fasterqk-lab runs collect`"
         )
     events: list[Event] = []
     execute(task, events.append, keep_output)

@@ -1,9 +1,9 @@
 """The store: one folder per configuration, named by its hash, that holds everything about its cell.
 
-``out/runs/HASH/`` has ``config.json``, ``environment.json`` (what the result was computed with),
-``result.json`` (it marks a finished cell) and ``lock``. JSON files are sealed: their first entry is a
-checksum of all the others. A process claims a cell by an ``flock`` on ``lock``, which the operating system
-releases when the process ends, however it ends: a claim is never stale and needs no clock.
+``out/runs/HASH/`` has ``config.json``, ``environment.json`` (versions and platform), ``result.json`` (which
+marks a finished cell) and ``lock``. JSON files are sealed: their first entry is a checksum of the rest. A
+process claims a cell by an ``flock`` on ``lock``, which the operating system releases when the process ends,
+however it ends: a claim is never stale and needs no clock.
 """
 
 import fcntl
@@ -44,9 +44,9 @@ def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> N
 
 
 def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The document at ``path`` without its checksum, or None when there is no such file.
+    """The document at ``path`` without its checksum, or None if there is no such file.
 
-    A file that is not as it was written raises :class:`~fasterqk.errors.InputError`.
+    A file that was changed or damaged raises :class:`~fasterqk.errors.InputError`.
     """
     try:
         data = Path(path).read_bytes()
@@ -57,12 +57,13 @@ def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         del document["sha256"]
         version = document["schema"]
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise _damaged(path, "it is not the JSON that was written") from None
+        raise _damaged(path, "it does not hold the JSON that was written") from None
     if data[:_HEAD] != _PREFIX + _checksum(data[_HEAD:]) + _SUFFIX:
         raise _damaged(path, "its checksum is wrong")
     if version != SCHEMA_VERSION:
         raise InputError(
-            f"{path} was written by a fasterqk whose results this version does not read; give another folder"
+            f"{path} was written by a version of fasterqk whose results this one cannot read; "
+            "give another folder"
         )
     return document
 
@@ -84,9 +85,9 @@ LOCK_NAME = "lock"
 
 @contextmanager
 def claim(folder: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Claim ``folder`` (made when missing) for the block; yields False when another process has it.
+    """Claim ``folder``, which is created if missing, for the block; yields False if another process has it.
 
-    With ``wait`` the call blocks until the other process finishes, or dies.
+    With ``wait``, block until the other process ends.
     """
     descriptor = _acquire(folder, wait)
     try:
@@ -97,7 +98,7 @@ def claim(folder: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether some process is working on ``folder`` now."""
+    """Whether a process is working on ``folder`` now."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY)
     except FileNotFoundError:
@@ -131,7 +132,7 @@ def _acquire(folder: Path, wait: bool) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        # The file was removed while we waited for it: this lock protects nothing, take the new one.
+        # The file was removed during the wait: this lock protects nothing, so take the new one.
         os.close(descriptor)
 
 
@@ -142,17 +143,17 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-# --- The environment: what a result was computed with ---
+# --- The environment of a result ---
 
 PACKAGES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors")
 
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """Versions of Python, fasterqk and the packages that decide numbers, platform, and the git commit.
+    """Versions of Python, fasterqk and the packages that influence numbers, the platform, and the git commit.
 
-    Nothing is imported for it; a package that is not installed is null. ``commit`` is null unless this
-    fasterqk-lab runs from a git checkout; ``changed`` says whether its files differ from that commit.
+    Nothing is imported. Packages that are not installed are null, and so is ``commit`` unless fasterqk runs
+    from a git checkout; ``changed`` says whether its files differ from that commit.
     """
     commit, changed = _git_state(Path(fasterqk.__file__).parent)
     versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
@@ -172,7 +173,7 @@ def environment() -> dict[str, Any]:
 
 
 def _git_state(package: Path) -> tuple[str | None, bool | None]:
-    # Only when git tracks this very file: a virtual environment may lie inside another project's checkout.
+    # Only if git tracks this file: a virtual environment may be inside another project's checkout.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     changes = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
@@ -210,16 +211,16 @@ class Store:
         self.root = self.out / "runs"
 
     def folder(self, config: Any) -> Path:
-        """Where the results of ``config`` (a frozen dataclass) live, whether or not they exist."""
+        """The folder of ``config`` (a frozen dataclass), whether or not it exists."""
         return self.root / content_hash(config)
 
     def result(self, config: Any) -> dict[str, Any] | None:
-        """The stored result of ``config``, or None when it has not been run."""
+        """The stored result of ``config``, or None if it has not been run."""
         document = read_result(self.folder(config), config)
         return None if document is None else document["result"]
 
     def begin(self, config: Any) -> Path:
-        """Write ``config.json``, which names the configuration of an unfinished cell; returns the folder."""
+        """Write ``config.json``, also for an unfinished cell; returns the folder."""
         folder = self.folder(config)
         if not (folder / "config.json").exists():
             document = {"kind": type(config).__name__, "fields": config_fields(config), "all": config}
@@ -235,10 +236,10 @@ class Store:
         attempt: int | None = None,
         seconds: float | None = None,
     ) -> Path:
-        """Write ``config`` and its ``result``; the result comes last, so that it marks a finished cell.
+        """Write ``config`` and its ``result``; the result comes last and marks a finished cell.
 
-        How it came about (``function``, which ``attempt``, its ``seconds``, versions, and the checksums
-        of the data when the result has them under ``data_checksums``) goes to ``environment.json``.
+        ``function``, ``attempt``, ``seconds``, versions, and the checksums of the data (if the result has
+        ``data_checksums``) go to ``environment.json``.
         """
         folder = self.begin(config)
         about = {
@@ -249,12 +250,12 @@ class Store:
             **environment(),
         }
         write_sealed(folder / "environment.json", about)
-        of = {"cell": folder.name, "attempt": attempt, "defaults": _defaults_signature(config.__class__)}
-        write_sealed(folder / "result.json", of | {"result": result})
+        origin = {"cell": folder.name, "attempt": attempt, "defaults": _defaults_signature(config.__class__)}
+        write_sealed(folder / "result.json", origin | {"result": result})
         return folder
 
     def cells(self) -> Iterator[Path]:
-        """The folders of all cells, finished or not, in order of their names."""
+        """The folders of all cells, finished or not, sorted by name."""
         names = os.listdir(self.root) if self.root.is_dir() else []
         return (self.root / name for name in sorted(names) if CELL_NAME.fullmatch(name))
 
@@ -268,7 +269,7 @@ class Store:
         return folders[0]
 
     def remove(self, folder: Path) -> None:
-        """Remove a cell and everything in it, unless a process is working on it."""
+        """Remove a cell with all its files, unless a process is working on it."""
         with claim(folder) as claimed:
             if not claimed:
                 raise InputError(f"cell {folder.name} is running; stop its sweep before removing it")
@@ -277,16 +278,16 @@ class Store:
 
 
 def read_result(folder: Path, config: Any = None) -> dict[str, Any] | None:
-    """The content of a cell's ``result.json`` (``result``, and which cell it belongs to), or None.
+    """The content of a cell's ``result.json`` (``result``, and the name of its cell), or None.
 
-    With its ``config``, a result from before a default changed is refused: fields at their defaults are not
-    part of a cell's name, so such a result would be taken for one of today.
+    If ``config`` is given, a result from before a default changed is refused: fields at their defaults are
+    not part of a cell's name, so it would be mistaken for a result with the new default.
     """
     document = read_sealed(folder / "result.json")
     if document is None:
         return None
     if (cell := document.get("cell")) != folder.name:
-        raise InputError(f"{folder / 'result.json'} belongs to cell {cell!r}; remove this folder")
+        raise InputError(f"{folder / 'result.json'} belongs to cell {cell!r}; remove {folder}")
     if config is not None and document.get("defaults") != _defaults_signature(config.__class__):
         _refuse_other_defaults(folder, type(config))
     return document
@@ -294,7 +295,7 @@ def read_result(folder: Path, config: Any = None) -> dict[str, Any] | None:
 
 @functools.cache
 def _defaults_signature(kind: Any) -> str:
-    """The same as long as no default of a class changes: a quick way to see that nothing did."""
+    """A hash of all defaults of a class, to detect changes quickly."""
     return hashlib.sha256(canonical_json(config_defaults(kind)).encode("ascii")).hexdigest()[:16]
 
 
@@ -307,7 +308,7 @@ def _refuse_other_defaults(folder: Path, kind: Any) -> None:
         if then != value and name not in saved["fields"]:
             raise InputError(
                 f"{folder} was run when the default of {name} was {then!r}; now it is {value!r}: "
-                f"give {name} = {then!r} for that cell, or remove it"
+                f"set {name} = {then!r} for that cell, or remove it"
             )
 
 
@@ -321,8 +322,8 @@ def state(folder: Path) -> str:
 
 
 def clear(folder: Path, names: str = "*") -> None:
-    """Remove what matches ``names`` from a cell's folder, but its lock; the caller holds the claim."""
-    # First what marks the cell as finished: half a removal is then an unfinished cell.
+    """Remove the files that match ``names`` from a cell's folder, except its lock; needs the claim."""
+    # The result first, so that an interrupted removal leaves an unfinished cell.
     for entry in sorted(folder.glob(names), key=lambda entry: entry.name != "result.json"):
         if entry.is_dir():
             shutil.rmtree(entry)
@@ -331,16 +332,16 @@ def clear(folder: Path, names: str = "*") -> None:
 
 
 def clear_temporary(folder: Path) -> None:
-    """Remove what a killed process left half-written; the caller holds the claim."""
+    """Remove half-written files of a killed process; needs the claim."""
     clear(folder, ".*.tmp")
 
 
-# --- Files of compact cells: what `--export` writes and `--cells` reads ---
-# A file has one JSON object per line, {experiment, protocol, table, arm, seed, settings, result}. Its
-# ``settings`` are the fields of the configuration that differ from their defaults; numbers of its ``result``
-# (scores at the end and at the best epoch, DTAP, history) keep six significant digits. A line {experiment,
-# fact, value} is a number that the experiment needs beside its cells, or its options. The suffix of the file
-# says how it is compressed: .jsonl, .jsonl.gz or .jsonl.xz.
+# --- Files of compact cells, which `--export` writes and `--cells` reads --- A file has one JSON object per
+# line, {experiment, protocol, table, arm, seed, settings, result}. ``settings`` are the fields of the
+# configuration that differ from their defaults; numbers of ``result`` (scores at the end and at the best
+# epoch, DTAP, history) have six significant digits. A line {experiment, fact, value} is a number that the
+# experiment needs besides its cells, or its options. The suffix of the file determines its compression:
+# .jsonl, .jsonl.gz or .jsonl.xz.
 
 
 DIGITS = 6
@@ -349,7 +350,7 @@ Line = dict[str, Any]
 
 
 def write_cells(path: str | os.PathLike[str], lines: Sequence[Line]) -> Path:
-    """Write ``lines``, numbers with six significant digits, compressed as the suffix of ``path`` says."""
+    """Write ``lines`` with six significant digits, compressed according to the suffix of ``path``."""
     text = "".join(
         json.dumps(rounded(plain(line)), separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines
     )
@@ -366,15 +367,15 @@ def read_cells(path: str | os.PathLike[str]) -> list[Line]:
     try:
         lines = list(read_json_lines(path))
     except InputError as error:
-        raise InputError(f"{str(path)!r} is no file of cells ({error}); write it with --export") from None
+        raise InputError(f"{str(path)!r} is not a file of cells ({error}); write it with --export") from None
     for _, where, line in lines:
         if not ({"arm", "seed", "settings", "result"} <= line.keys() or {"fact", "value"} <= line.keys()):
-            raise InputError(f"{where} is no cell; write the file with --export")
+            raise InputError(f"{where} is not a cell; write the file with --export")
     return [line for _, _, line in lines]
 
 
 def rounded(value: Any) -> Any:
-    """Plain JSON data with every real number at six significant digits.
+    """Plain JSON data with all real numbers rounded to six significant digits.
 
     >>> rounded({"loss": 0.123456789, "steps": 1234567})
     {'loss': 0.123457, 'steps': 1234567}

@@ -1,10 +1,9 @@
-"""A sweep: one function for many configurations, each done once, by as many processes as wanted.
+"""A sweep: one function for many configurations, each run once, by any number of processes.
 
-It may be written down in a TOML file, a spec (docs/sweeps.md), that says which cells there are: grid x arms x
-seeds, seed by seed, so that a sweep that is stopped early has whole comparisons.
-
-``config`` and ``function`` of a spec name a class and a function of any module that Python finds, also beside
-the spec: a spec is a program. To read it is to import them, to sweep is to call them.
+A spec (docs/sweeps.md) describes a sweep in a TOML file: grid x arms x seeds, seed by seed, so that a sweep
+that is stopped early has whole comparisons. Its ``config`` and ``function`` name a class and a function of
+any module that Python finds, also next to the spec. A spec is a program: reading it imports them, and
+sweeping calls them.
 """
 
 import itertools
@@ -44,7 +43,7 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that has no result, and why, in one line; ``by_input``: the input is at fault."""
+    """A cell without a result, and the reason in one line; ``by_input``: the input is at fault."""
 
     cell: str
     line: str
@@ -52,7 +51,7 @@ class Failure:
 
 
 class SweepError(WorkError):
-    """Some cells failed; the others are done and kept. ``failures`` says which and why."""
+    """Some cells failed (``failures``); the others are done and stored."""
 
     def __init__(self, failures: list[Failure], total: int) -> None:
         first = failures[0]
@@ -60,7 +59,7 @@ class SweepError(WorkError):
         self.failures = failures
 
     def as_cli_error(self) -> Exception:
-        """`InputError` if bad input caused every failure, else `WorkError`; it says where to look."""
+        """`InputError` if bad input caused every failure, else `WorkError`; names ``error.json``."""
         kind = InputError if all(failure.by_input for failure in self.failures) else WorkError
         return kind(f"{self} (its traceback is in error.json of that cell)")
 
@@ -79,20 +78,28 @@ def sweep(
     observe: Callable[[Event], None] | None = None,
     backend: Backend | None = None,
 ) -> list[dict[str, Any]]:
-    """Run ``function`` on every configuration that has no result yet; returns all results, in order.
-
-    ``configs`` are frozen dataclasses of an importable class. ``function`` is ``"module:function"``, or one
-    such name per configuration; it is called as ``f(config, folder=..., progress=...)``, returns a dict (or
-    an object whose ``to_json`` does), and may keep a checkpoint in ``folder`` to go on from. ``workers``
-    processes with ``threads`` threads each do the cells; 0 does them in this process. ``shard=(2, 5)`` takes
-    the second of five equal parts. ``force`` does finished cells again. A cell whose worker dies is tried
-    ``retries`` more times.
-
-    A cell that raises keeps its traceback in ``error.json`` and does not stop the others; when all is
-    done :class:`SweepError` says what failed. Several sweeps may share one store: a cell that another
-    process works on is left to it, and its result is picked up at the end::
+    """Run ``function`` on every configuration that has no result yet::
 
         sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")  # [{'loss': 0.11}, ...]
+
+    Several sweeps may share one store: a cell that another process works on is left to it, and its result is
+    read at the end.
+
+    Arguments:
+        configs: Frozen dataclasses of an importable class.
+        function: ``"module:function"``, or one such name per configuration, called as ``f(config, folder=...,
+            progress=...)``. It returns a dict (or an object whose ``to_json`` does) and may keep a checkpoint
+            in ``folder`` to resume from.
+        workers: Processes, each with ``threads`` threads; 0 runs the cells in this process.
+        force: Run finished cells again.
+        shard: ``(2, 5)`` takes the second of five equal parts.
+        retries: Further attempts at a cell whose worker dies.
+
+    Returns:
+        All results, in the order of ``configs``.
+
+    Raises:
+        SweepError: Cells failed. The others are done; a failed cell has its traceback in ``error.json``.
     """
     every = list(configs)
     functions = [function] * len(every) if isinstance(function, str) else list(function)
@@ -108,7 +115,7 @@ def sweep(
 
 
 def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
-    """Every n-th of ``items``, beginning with the i-th, for ``shard=(i, n)`` counted from 1."""
+    """Every n-th of ``items``, starting with the i-th, for ``shard=(i, n)`` counted from 1."""
     if shard is None:
         return items
     part, parts = shard
@@ -119,10 +126,10 @@ def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
 
 @dataclass
 class RunningSweep:
-    """A sweep over ``configs`` by the name of their cell: what :func:`sweep` does, without its error.
+    """A sweep over ``configs`` by the name of their cell, which collects failures instead of raising.
 
-    ``function`` is one name for all cells, or one per cell. After :meth:`run` every cell is in ``done`` or in
-    ``failures``.
+    ``function`` is one name for all cells, or one per cell. After :meth:`run`, every cell is in ``done`` or
+    in ``failures``.
     """
 
     configs: Mapping[str, Any]
@@ -141,7 +148,7 @@ class RunningSweep:
     _retried: Counter[str] = field(default_factory=Counter)
 
     def run(self, workers: int, threads: int = 1, backend: Backend | None = None) -> None:
-        """Do what is not done yet on ``backend``, else by so many local workers (0: in this process)."""
+        """Run the unfinished cells on ``backend``, or else in local workers (0: in this process)."""
         for cell, config in self.configs.items():
             if self.force or not self._collect(cell):
                 function = self.function if isinstance(self.function, str) else self.function[cell]
@@ -154,7 +161,7 @@ class RunningSweep:
         local = LocalWorkers(min(workers, len(self._pending)), threads) if workers else ThisProcess()
         with closing(backend or local) as using:
             while self._pending or self._elsewhere or self._running:
-                # Cells that other processes work on come last: by then they are done, or free.
+                # Cells that other processes work on come last, when they may be done or free.
                 while using.free() and (self._pending or self._elsewhere):
                     task = (self._pending or self._elsewhere).popleft()
                     self._running[task.cell] = task
@@ -162,7 +169,7 @@ class RunningSweep:
                 using.wait(self._handle)
 
     def result(self, cell: str) -> dict[str, Any]:
-        """The result of a cell that is done, read from the store: a sweep may have very many."""
+        """The result of a finished cell, read from the store: a sweep may have too many for memory."""
         result = self.store.result(self.configs[cell])
         if result is None:
             raise KeyError(cell)
@@ -180,7 +187,7 @@ class RunningSweep:
         self._report(event.note)
 
     def _ended(self, task: CellTask, event: Event) -> Event:
-        """Record the end of an attempt; returns the event for the observer."""
+        """Record the end of an attempt; returns the event for observers."""
         if event.kind in ("saved", "found"):
             if not self._collect(event.cell):
                 self.failures.append(Failure(event.cell, "its result was removed while the sweep ran"))
@@ -190,7 +197,7 @@ class RunningSweep:
             self.failures.append(Failure(event.cell, event.note, event.by_input))
         elif self._retried[event.cell] < self.retries:
             self._retried[event.cell] += 1
-            # Once the old result is gone, the next attempt goes on from the checkpoint of this one.
+            # Once the old result is gone, the next attempt resumes from the checkpoint of this one.
             force = task.force and (self.store.root / task.cell / "result.json").exists()
             self._pending.appendleft(replace(task, force=force))
             return replace(event, kind="retried")
@@ -204,7 +211,7 @@ class RunningSweep:
         return event
 
     def _collect(self, cell: str) -> bool:
-        """Look for the result of ``cell`` in the store; True when nothing is left to do for it."""
+        """Look up the result of ``cell`` in the store; True if nothing is left to do for it."""
         try:
             if read_result(self.store.root / cell, self.configs[cell]) is None:
                 return False
@@ -224,7 +231,7 @@ class RunningSweep:
             self.progress(done, len(self.configs), note)
 
 
-# --- Sweeps written down ---
+# --- Specs ---
 
 DEFAULT_CONFIG = "fasterqk_lab.training:TrainConfig"
 DEFAULT_FUNCTION = "fasterqk_lab.training:train"
@@ -234,7 +241,7 @@ KEYS = ("config", "function", "seeds", "base", "arms", "grid", "resources")
 
 @dataclass(frozen=True)
 class SpecCell:
-    """One cell of a spec: the name of its arm (empty when there are no arms) and its configuration."""
+    """One cell of a spec: the name of its arm (empty without arms) and its configuration."""
 
     arm: str
     config: Any
@@ -242,7 +249,7 @@ class SpecCell:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one cell needs of a machine: processors (as many threads) and GPUs, or fractions of one."""
+    """The needs of one cell: processors (and as many threads) and GPUs, or fractions of one."""
 
     cpus: float = 1
     gpus: float = 0
@@ -250,7 +257,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Spec:
-    """A sweep: its function, its cells, and what each of them needs."""
+    """A sweep: its function, its cells, and the needs of each cell."""
 
     path: Path
     function: str
@@ -259,9 +266,9 @@ class Spec:
 
 
 def read_spec(path: str | os.PathLike[str]) -> Spec:
-    """The sweep that the TOML file at ``path`` describes; errors are one line.
+    """The sweep that the TOML file at ``path`` describes.
 
-    Modules beside the spec are found, after installed ones.
+    The folder of the spec is added to the end of ``sys.path``.
     """
     path = Path(path)
     try:
@@ -291,7 +298,7 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
     find_function(function)
     kind = import_name(name := document.get("config", DEFAULT_CONFIG), "class")
     if not (isinstance(kind, type) and is_dataclass(kind)):
-        raise InputError(f"config = {name!r} is no dataclass")
+        raise InputError(f"config = {name!r} is not a dataclass")
     base = _table(document, "base")
     tables = {name: _table(_table(document, "arms"), name, "arms.") for name in _table(document, "arms")}
     arms = tables or {"": {}}
@@ -303,21 +310,21 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
     for where, fields in {"base": base, "grid": grid, **{f"arms.{arm}": arms[arm] for arm in arms}}.items():
         for name in fields:
             if where.startswith("arms.") and name in grid:
-                raise InputError(f"{name!r} is in [{where}] and in [grid]; choose one")
+                raise InputError(f"{name!r} is in [{where}] and in [grid]; remove one of them")
             if name == "seed" and where != "base" and "seeds" in document:
-                raise InputError(f"'seed' is in [{where}] and in seeds; choose one")
+                raise InputError(f"'seed' is in [{where}] and in seeds; remove one of them")
             _check_field(kind, name, where)
     count = math.prod(map(len, [*grid.values(), arms, seeds]))
     if count > _MOST_CELLS:
-        raise InputError(f"these are {count} cells; a sweep has at most {_MOST_CELLS}")
+        raise InputError(f"the spec has {count} cells; a sweep has at most {_MOST_CELLS}")
     defaults = config_defaults(kind)
     for arm, fields in arms.items():
         filled = {*defaults, *base, *grid, *seeds[0], *fields}
         if missing := [name for name in config_types(kind) if name not in filled]:
-            raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} has to give {missing[0]!r}")
+            raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} must set {missing[0]!r}")
     for (arm, fields), (other, others) in itertools.combinations(arms.items(), 2):
         if base | fields == base | others:
-            raise InputError(f"the arms {arm!r} and {other!r} are the same")
+            raise InputError(f"the arms {arm!r} and {other!r} are equal; change or remove one of them")
     cells = [
         SpecCell(arm, _config(kind, base | fields | dict(zip(grid, values, strict=True)) | seed, arm))
         for seed in seeds
@@ -345,7 +352,7 @@ def _config(kind: Any, fields: Mapping[str, Any], arm: str) -> Any:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """``value`` as the field's annotation wants it, so that 30 and 30.0 are one configuration."""
+    """``value`` converted to the field's annotation, so that 30 and 30.0 are one configuration."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if type(value) in options:
         return value
@@ -363,22 +370,22 @@ def _resources(table: Mapping[str, Any]) -> Resources:
         _check_field(Resources, name, "resources")
         number = isinstance(amount, int | float) and not isinstance(amount, bool)
         if not number or not 0 <= amount < math.inf or (name == "cpus" and amount == 0):
-            raise InputError(f"{name} = {amount!r} in [resources] is no number of {name}")
+            raise InputError(f"{name} = {amount!r} in [resources] is not a number of {name}")
         if amount > 1 and amount != int(amount):
-            raise InputError(f"{name} = {amount!r} in [resources]: give a part of one, or a whole number")
+            raise InputError(f"{name} = {amount!r} in [resources]: give a fraction below 1 or a whole number")
     return Resources(**table)
 
 
 def _table(document: Mapping[str, Any], key: str, prefix: str = "") -> dict[str, Any]:
     value = document.get(key, {})
     if not isinstance(value, dict):
-        raise InputError(f"{prefix}{key} = {value!r} is no table; write it as [{prefix}{key}]")
+        raise InputError(f"{prefix}{key} = {value!r} is not a table; write it as [{prefix}{key}]")
     return value
 
 
 def _values(name: str, values: Any, where: str = "") -> list[Any]:
     if not isinstance(values, list) or not values:
-        raise InputError(f"{name} = {values!r}{where} is no list of values, such as {name} = [1, 2]")
+        raise InputError(f"{name} = {values!r}{where} is not a list of values, such as {name} = [1, 2]")
     word, count = Counter(map(repr, values)).most_common(1)[0]
     if count > 1:
         raise InputError(f"{name} has {word} more than once")

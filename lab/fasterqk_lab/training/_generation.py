@@ -1,11 +1,11 @@
-"""The paper's answer generator as a trainable: how it learns, what it writes, and where it looks meanwhile.
+"""The paper's answer generator as a trainable: its loss, its answers, and its attention while it writes them.
 
-A step of an answer is one generated token, the end token included; it is read at the last position before
-it. Attention is causal, so one pass over a prompt with its whole answer has the rows of all steps at once:
+A step of an answer is one generated token, the end token included, read at the position before it. Attention
+is causal, so one pass over a prompt with its whole answer gives the rows of all steps:
 :func:`fasterqk.attention.measure` takes them as several rows per instance.
 
-The probability of an instance is the mean over the tokens of its first gold answer (the end not counted) of
-their probability after the true ones before them; ``answer_probability`` is their product, end included.
+The probability of an instance is the mean probability of the tokens of its first gold answer (without the
+end), each given the true tokens before it; ``answer_probability`` is their product, end included.
 """
 
 import re
@@ -51,9 +51,9 @@ from fasterqk_lab.training._readings import more_readings
 EVALUATION_BATCH = 64
 ROLLOUT = Aggregation("rollout", residual=0.5)
 Numbers = NDArray[np.float64]
-# Where a model looks while it answers, or its answers alone.
+# Attention while a model answers, or its answers alone.
 EVALUATIONS = ("paper", "fit")
-# Along training faithfulness is measured on so many questions: it runs the model again for every step.
+# Along training, faithfulness is measured on this many questions: it runs the model again for every step.
 FAITHFULNESS_SAMPLE = 32
 
 
@@ -98,7 +98,7 @@ class Generation:
         self.model.train()
         device = self.model.head_bias.device
         batch = self.train.batch(chosen)
-        # Counted before it moves: a device would be asked how many rows there are.
+        # Computed before the batch moves: on a device, `nonzero` would have to wait for the number of rows.
         real = tuple(index.to(device) for index in batch.real.nonzero(as_tuple=True))
         batch = batch.to(device)
         rate = self.config.model.dropout
@@ -116,7 +116,7 @@ class Generation:
             scores = self._measure(split, attention=name == "test", sample=FAITHFULNESS_SAMPLE)
             record |= {f"{name}_{key}": scores.pop(key) for key in ("loss", "accuracy", "f1")}
             record |= flat(scores) if name == "test" else {}
-        del record["train_loss"]  # `loss` is that of a larger part
+        del record["train_loss"]  # `loss` covers more examples
         return record
 
     def results(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Generation:
 
 
 def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator:
-    """The model of a run at its start: the same function for all arms of a seed."""
+    """The untrained model: the same function for all arms of a seed."""
     vectors = None
     if config.model.word_vectors and task.vectors is not None:
         from fasterqk_lab.tasks._tokens import start_vectors
@@ -155,16 +155,16 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
 # --- How it is measured ---
 
 
-# The edges of the DTAP table, and from where on mass and probability count as high, in place of the usual
-# ones. The paper's own for SQuAD: rollout over six layers hardly ever puts half its weight on an answer.
+# The edges of the DTAP table, and the thresholds of high mass and high probability, if not the usual ones.
+# SQuAD has the paper's: rollout over six layers hardly ever puts half its weight on an answer.
 SCALES = {"squad": ((0.0, 0.05, 0.1, 0.5, 1.0), 0.1, 0.1)}
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """``loss`` in nats per token of the gold answers, ends included, and their probabilities.
+    """The ``loss`` in nats per token of the gold answers, ends included, and the answers' probabilities.
 
-    One number per question: ``mean`` over the tokens but the end, and the ``product`` of all.
+    Per question, ``mean`` averages over the tokens without the end; ``product`` multiplies all of them.
     """
 
     loss: float
@@ -173,7 +173,7 @@ class Fit:
 
 
 def measure_fit(model: GPTAnswerGenerator, split: PackedQuestions) -> Fit:
-    """How well a model expects the gold answers of a split, in evaluation mode."""
+    """The loss and the probabilities of the gold answers of a split, in evaluation mode."""
     total, tokens = 0.0, 0
     means, products = [], []
     for chosen in split.by_length(EVALUATION_BATCH):
@@ -204,9 +204,9 @@ def token_chances(model: GPTAnswerGenerator, batch: AnswerBatch) -> Tensor:
 def greedy(
     model: GPTAnswerGenerator, tokens: Tensor, lengths: Tensor, *, end: int, limit: int
 ) -> list[list[int]]:
-    """What the model writes after prompts of ``lengths`` in ``tokens`` (batch, token), padded on the right.
+    """Greedy answers to prompts of ``lengths`` in ``tokens`` (batch, token), padded on the right.
 
-    Each answer ends with ``end``, unless it has ``limit`` tokens before, or fills the model's context.
+    An answer stops at ``end``, after ``limit`` tokens, or when it fills the model's context.
     """
     context = model.config.context
     cache = Cache(min(context, int(lengths.max()) + limit))
@@ -231,7 +231,7 @@ def greedy(
 
 
 def generate(model: GPTAnswerGenerator, split: PackedQuestions, end: int, limit: int) -> list[list[int]]:
-    """What the model answers to every question of a split, in its own order; see :func:`greedy`."""
+    """The answers to all questions of a split, in the order of the split; see :func:`greedy`."""
     model.eval()
     written: list[list[int]] = [[] for _ in range(len(split))]
     for chosen in split.prompts.argsort(stable=True).split(EVALUATION_BATCH):
@@ -252,14 +252,14 @@ def measure_answers(
     sample: int | None = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """Everything about one split, as plain JSON data.
+    """All measurements of one split, as plain JSON data.
 
-    ``accuracy`` is exact match, ``f1`` the overlap of words, both by the official normalisation and the
-    best over all gold answers. With ``attention`` also mass, AC, ACMC and DTAP of rollout, of the layer
-    average (``average``) and of each layer (``layer``, from 1, with the mean entropy of its heads), the nulls
-    of uniform attention beside, and sufficiency and comprehensiveness (of the first ``sample`` questions, if
-    given); with a ``seed`` their nulls too, from random rankings. Along training, where there is
-    a ``sample``, also the readings that the configuration asks for.
+    ``accuracy`` is exact match and ``f1`` the overlap of words, with the official normalisation and the best
+    of all gold answers. With ``attention``, the result also has mass, AC, ACMC and DTAP of rollout, of the
+    layer average (``average``) and of each layer (``layer``, from 1, with the mean entropy of its heads),
+    their nulls of uniform attention, and sufficiency and comprehensiveness; with a ``seed`` also the nulls
+    of random rankings. A ``sample`` (along training) limits faithfulness to that many questions and adds the
+    readings that the configuration asks for.
     """
     expected = measure_fit(model, split)
     written = generate(model, split, task.end, config.evaluation.answer_tokens)
@@ -275,24 +275,24 @@ def measure_answers(
     }
     if not attention:
         return fit
-    generator = MeasuredGenerator(model, expected.mean, matches > 0)
+    measured = MeasuredGenerator(model, expected.mean, matches > 0)
     instances = answered_instances(split.questions, written)
     readings = config.evaluation.readings if sample is not None else ()
     if readings:
         sizes = {"layers": config.model.layers, "heads": config.model.heads, "batch_size": EVALUATION_BATCH}
-        fit |= more_readings(generator, instances, readings, aggregation=ROLLOUT, **sizes)
+        fit |= more_readings(measured, instances, readings, aggregation=ROLLOUT, **sizes)
     percents = config.evaluation.rationale_k
     edges, mass, probability = SCALES.get(task.name, (DTAP_EDGES, 0.5, 0.5))
     rankings = None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)
     measurement = measure_steps(
-        generator, instances, percents if sample is None else (), rankings=rankings, by_layer=True
+        measured, instances, percents if sample is None else (), rankings=rankings, by_layer=True
     )
     scores = scores_json(measurement.summary(mass, probability, plausibility_sample=0, edges=edges))
     if sample is not None and percents:
-        some = measure_steps(generator, instances[:sample], percents)
-        asked = scores_json(some.summary(plausibility_sample=0))
-        scores |= {name: asked[name] for name in ("sufficiency", "comprehensiveness")}
-    # Answers have no rationale of people to agree with.
+        sampled = measure_steps(measured, instances[:sample], percents)
+        faithfulness = scores_json(sampled.summary(plausibility_sample=0))
+        scores |= {name: faithfulness[name] for name in ("sufficiency", "comprehensiveness")}
+    # Answers have no human rationale to agree with.
     for part in (scores, scores["null"]):
         part.pop("plausibility", None)
         part.pop("aopc", None)
@@ -308,7 +308,7 @@ def measure_steps(
     rankings: Sequence[Numbers] | None = None,
     by_layer: bool = False,
 ) -> Measurement:
-    """The rollout of the steps of answers (or another ``aggregation``), measured."""
+    """Measure the steps of answers, by rollout or another ``aggregation``."""
     return measure(
         generator,
         instances,
@@ -320,9 +320,9 @@ def measure_steps(
 
 
 class MeasuredGenerator:
-    """The answer generator as `measure` reads it: one row per token of the target, which it wrote itself.
+    """The answer generator as `measure` reads it: one row per token of the target, its own answer.
 
-    ``probability`` of the gold answer and whether the written one is ``right`` are known, ``(question,)``;
+    ``probability`` of the gold answer and ``right``, whether the written answer matches, are ``(question,)``;
     the label of an instance is the number of its question.
     """
 
@@ -350,7 +350,7 @@ class MeasuredGenerator:
 
 
 def _answer_batch(batch: Batch) -> AnswerBatch:
-    """The rows that write the targets: the last is read at the last token, the others right before it."""
+    """The rows that write the targets: the last one is at the last token, the others directly before it."""
     row = np.arange(batch.target.shape[1])
     position = batch.real.sum(1)[:, None] - batch.target_real.sum(1)[:, None] + row
     return AnswerBatch(
@@ -366,7 +366,7 @@ def _log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def answered_instances(questions: Questions, written: Sequence[Sequence[int]]) -> list[Instance]:
-    """Each prompt with what was generated, up to the last token that is read; its tokens are the target."""
+    """Each prompt with its generated answer up to the last token that is read; the answer is the target."""
     instances = []
     for number, (prompt, answer) in enumerate(zip(questions.prompts, written, strict=True)):
         tokens = np.concatenate([prompt, np.array(answer[:-1], dtype=np.int64)])
@@ -383,9 +383,9 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalized(answer: str) -> str:
-    """An answer as SQuAD compares it: lower case, without punctuation (of ASCII), articles, extra blanks.
+    """An answer as SQuAD compares it: lower case, without ASCII punctuation, articles and extra blanks.
 
-    In this order, so that punctuation inside a word joins its parts and may make an article.
+    The order matters: removing punctuation inside a word joins its parts, which may create an article.
 
     >>> normalized("The  U.S. of A. (1776)")
     'us of 1776'
@@ -403,9 +403,9 @@ def exact_match(prediction: str, golds: Sequence[str]) -> float:
 
 
 def token_f1(prediction: str, golds: Sequence[str]) -> float:
-    """F1 of the words of the prediction, in 0..1, against the accepted answer where it is highest.
+    """The highest F1 (0..1) of the words of the prediction against any accepted answer.
 
-    A prediction of no words agrees only with an accepted answer of none.
+    A prediction without words agrees only with an accepted answer without words.
 
     >>> round(token_f1("in the year 1066", ["1066", "year 1066"]), 4)
     0.8
@@ -415,7 +415,7 @@ def token_f1(prediction: str, golds: Sequence[str]) -> float:
 
 
 def _accepted(golds: Sequence[str]) -> list[str]:
-    """Normalised answers without empty ones; when there is nothing else, the empty answer is right."""
+    """The normalised answers that are not empty; the empty answer if there are none."""
     return [gold for gold in map(normalized, golds) if gold] or [""]
 
 

@@ -1,7 +1,7 @@
-"""The training loop, one for all tasks, and its checkpoints.
+"""The training loop of all tasks, and its checkpoints.
 
-A training that was stopped goes on bit for bit as if it had not been; one that diverges ends there and says
-so.
+A training that is stopped and resumed gives the same bits as one that is not. A training that diverges ends
+there and says so.
 """
 
 import hashlib
@@ -25,26 +25,25 @@ from fasterqk_lab.configs import content_hash
 from fasterqk_lab.training._config import TrainConfig
 from fasterqk_lab.training._steps import Steps, Trainable, build_optimizer, build_trainable, one_thread
 
-# A training whose loss is this many times the one it started with has diverged, even while it is finite.
+# A training whose loss exceeds this multiple of its first loss has diverged, even if it is finite.
 DIVERGED = 100.0
-# Steps between reports of progress, where no evaluation comes first.
+# Steps between progress reports if no evaluation comes first.
 PROGRESS_EVERY = 50
-# Weight of the newest batch in the running mean of losses: it looks back about ten batches.
+# The weight of the newest batch in the running mean of losses, which spans about ten batches.
 NEWEST_WEIGHT = 0.1
 
-# Called with the steps done, the steps in all, and a note.
+# Called with the steps done, the total number of steps, and a note.
 Progress = Callable[[float, float, str], None]
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came out of one training.
+    """The result of one training.
 
-    ``loss`` is that of the fixed part of the training data at the end. ``train``, ``validation`` and
-    ``test`` hold everything measured at the end; ``best`` is the record of the history with the best
-    validation accuracy, or loss (``best_by`` of the configuration). A training that diverged ends where it
-    diverged: these four are empty, and ``loss`` is None. ``skipped`` counts what was left out of the data,
-    by reason.
+    ``loss`` is the final loss on the fixed part of the training data. ``train``, ``validation`` and ``test``
+    hold the final measurements; ``best`` is the record of the history that is best by ``best_by`` of the
+    configuration. If the training diverged, these four are empty and ``loss`` is None. ``skipped`` counts
+    examples that were left out of the data, by reason.
 
     >>> result = TrainResult("sva", 0, 30.0, diverged=True, steps=7, loss=None)
     >>> TrainResult.from_json(result.to_json()) == result
@@ -66,7 +65,7 @@ class TrainResult:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON data, null for what a diverged training does not have."""
+        """The result as plain JSON data; null for everything that a diverged training lacks."""
         document = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         missing = {name: document[name] or None for name in ("train", "validation", "test", "best")}
         if not self.skipped:
@@ -75,7 +74,7 @@ class TrainResult:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "TrainResult":
-        """The result that :meth:`to_json` wrote; other entries are left out."""
+        """The result that :meth:`to_json` wrote; unknown entries are ignored."""
         names = [entry.name for entry in fields(cls)]
         values = {name: document[name] for name in names if document.get(name) is not None}
         return cls(**{"loss": None} | values)
@@ -90,8 +89,8 @@ def train(
 ) -> TrainResult:
     """Train one cell and return its result.
 
-    With a ``folder`` the state is saved there at every evaluation; called again, training goes on from the
-    last one and ends bit for bit as if it had never stopped.
+    If ``folder`` is given, the state is saved there at every evaluation. Another call resumes from the last
+    one and returns the same result, bit for bit, as a training that never stopped.
 
     >>> from fasterqk_lab.training import TrainConfig
     >>> small = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "train_limit": 200}
@@ -104,7 +103,7 @@ def train(
 
 
 def load_trained(config: TrainConfig, folder: Path) -> Trainable:
-    """The model and data of a training that was done before, with the weights of its checkpoint.
+    """The model and data of an earlier training, with the weights of its checkpoint.
 
     ``load_trained(config, Store("out").folder(config)).model`` is the model of a cell in a results folder.
     """
@@ -112,14 +111,14 @@ def load_trained(config: TrainConfig, folder: Path) -> Trainable:
     optimizer = build_optimizer(trainable.model, config)
     scalars = load_checkpoint(folder, model=trainable.model, optimizer=optimizer, config=config)
     if scalars is None:
-        raise InputError(f"no checkpoint in {str(folder)!r}; train this cell first")
+        raise InputError(f"there is no checkpoint in {str(folder)!r}; train this cell first")
     trainable.model.eval()
     return trainable
 
 
 @dataclass
 class _Training:
-    """One training: its steps, its history, and where both are saved."""
+    """One training: its steps, its history, and the folder that both are saved in."""
 
     config: TrainConfig
     trainable: Trainable
@@ -139,7 +138,7 @@ class _Training:
         self.mean_loss = self.mean_loss_then = 0.0
 
     def run(self) -> TrainResult:
-        """Train from the checkpoint, or from the start, and measure what came out."""
+        """Train from the checkpoint or from the start, then measure the model."""
         self._resume()
         if not self.history:
             self._evaluate()
@@ -148,7 +147,6 @@ class _Training:
             loss = self.steps.step()
             self.diverged = not math.isfinite(loss)
             self.mean_loss = (1 - NEWEST_WEIGHT) * self.mean_loss + NEWEST_WEIGHT * loss
-            # The loss may have fallen far enough since the last evaluation to evaluate again now.
             fell = self.mean_loss < (self.config.evaluation.evaluate_at_fall or 0.0) * self.mean_loss_then
             if self.steps.done in self.evaluated_at or self.diverged or fell:
                 self._evaluate()
@@ -158,9 +156,10 @@ class _Training:
         return self._result()
 
     def _ends_early(self) -> bool:
-        """Whether it diverged, has the loss that was asked for, or did not get better for ``patience``.
+        """Whether it diverged, reached ``stop_at_loss``, or has not improved for ``patience`` evaluations.
 
-        On a plateau, where accuracy is that of the most frequent class, the validation loss still falls.
+        Either score counts as an improvement: on a plateau where the model predicts the most frequent class,
+        accuracy is constant while the validation loss still falls.
         """
         level = self.config.evaluation.stop_at_loss
         if self.diverged or (level is not None and float(self.history[-1]["loss"]) <= level):
@@ -237,10 +236,9 @@ def _note(record: dict[str, Any]) -> str:
     )
 
 
-# --- Checkpoints: everything a training needs to go on, in one safetensors file that appears at once ---
-# The tensors of the model and of the optimizer are stored by name; whatever is not a tensor (step counters,
-# learning rates, scalars) is JSON in the file's header. Nothing is pickled, so nothing is ever unpickled. A
-# checksum over all of it tells a damaged file from a good one.
+# --- Checkpoints: everything a training needs to resume, in one safetensors file, written atomically ---
+# The tensors of model and optimizer are stored by name; everything else (step counters, learning rates,
+# scalars) is JSON in the file's header. Nothing is pickled. A checksum over all of it reveals damage.
 
 CHECKPOINT = "checkpoint.safetensors"
 _FORMAT = "fasterqk-checkpoint"
@@ -255,7 +253,7 @@ def save_checkpoint(
     scalars: Mapping[str, Any],
     config: Any = None,
 ) -> None:
-    """Replace the checkpoint in ``folder`` atomically by the present state.
+    """Atomically replace the checkpoint in ``folder`` by the current state.
 
     ``scalars`` is any nesting of dicts, lists, tuples, numbers, strings, None and tensors. ``config``
     (a frozen dataclass) binds the checkpoint to one configuration: :func:`load_checkpoint` refuses any other.
@@ -285,7 +283,7 @@ def save_checkpoint(
     }
     text = json.dumps(document)
     header = {"version": _VERSION, "sha256": _checksum(text, tensors), "document": text}
-    # One entry only: safetensors writes several in any order, and equal states shall be equal files.
+    # A single entry: safetensors writes several in any order, and equal states must give equal files.
     write_bytes(Path(folder) / CHECKPOINT, safetensors.torch.save(tensors, {_FORMAT: json.dumps(header)}))
 
 
@@ -296,7 +294,7 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     config: Any = None,
 ) -> dict[str, Any] | None:
-    """Put the state saved in ``folder`` back, bit for bit; returns the scalars, or None without a checkpoint.
+    """Restore the state saved in ``folder``, bit for bit; returns the scalars, or None without a checkpoint.
 
     Everything is checked before anything is changed: a damaged file, or the checkpoint of another
     configuration, model or optimizer, raises :class:`~fasterqk.errors.InputError` naming the file.
@@ -306,7 +304,7 @@ def load_checkpoint(
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    document, tensors = _parse(path, data)
+    document, tensors = parse_checkpoint(path, data)
     wanted = None if config is None else content_hash(config)
     if document["config"] != wanted:
         raise InputError(
@@ -334,13 +332,8 @@ def load_checkpoint(
     return scalars
 
 
-def verify_checkpoint(path: str | os.PathLike[str]) -> None:
-    """Raise :class:`~fasterqk.errors.InputError` unless the file at ``path`` is a whole checkpoint."""
-    _parse(Path(path), Path(path).read_bytes())
-
-
-def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header document and the tensors of a checkpoint whose checksum is right."""
+def parse_checkpoint(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header document and the tensors of a checkpoint with a correct checksum; raises otherwise."""
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
@@ -348,14 +341,16 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header = parse_json(metadata.get(_FORMAT, "null"), "its header")
     except (SafetensorError, ValueError, KeyError) as error:
         if data.startswith((b"\x80", b"PK\x03\x04")):
-            reason = "it looks like a pickle, and nothing is unpickled here"
+            reason = "it looks like a pickle, which is never loaded"
         else:
             reason = f"truncated or damaged: {error}"
         raise InputError(
             f"{path} is not a fasterqk checkpoint ({reason}); remove it to start again"
         ) from None
     if not isinstance(header, dict):
-        raise InputError(f"{path} is a safetensors file, but no fasterqk checkpoint; remove it to start")
+        raise InputError(
+            f"{path} is a safetensors file but not a fasterqk checkpoint; remove it to start again"
+        )
     if header.get("version") != _VERSION:
         raise InputError(
             f"{path} is a checkpoint of format version {header.get('version')!r}; "
@@ -384,8 +379,8 @@ def _places(kind: str, labels: list[str], groups: Any) -> dict[str, str]:
 def _labels(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """A name for each parameter of the optimizer, in the order of its ``state_dict``.
 
-    The optimizers of :mod:`fasterqk.optim` name theirs, views of fused weights too. Otherwise the
-    model knows the name, or the place in the optimizer has to do.
+    Optimizers of :mod:`fasterqk.optim` name their parameters, including views of fused weights. Other names
+    come from the model, or else from the position in the optimizer.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     labels: list[str] = []
@@ -402,7 +397,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         if path in tensors:
             raise ValueError(f"two tensors of a checkpoint have the path {path!r}")
-        # A copy: safetensors refuses tensors that share memory, and tied weights do.
+        # A copy: safetensors refuses tensors that share memory, as tied weights do.
         tensors[path] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": path}
     if isinstance(value, Mapping):

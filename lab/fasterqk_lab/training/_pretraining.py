@@ -1,9 +1,9 @@
-"""A small byte-level decoder trained on text, with what happens to its attention logits: one cell at a time.
+"""Pretraining of a small byte-level decoder, with a record of its attention logits: one cell at a time.
 
-The text is that of SQuAD's paragraphs; the model is the lab's decoder (`GPTAnswerGenerator`) over bytes. A
-batch is drawn anew in every step, equally for all methods of one seed, and so is the start of the weights.
-The largest attention logit is exact: the largest score of a query with a key that it may see, over all
-positions, heads, layers and batches of training.
+The text is that of SQuAD's paragraphs; the model is the lab's decoder (`GPTAnswerGenerator`) over bytes. All
+methods of one seed start from the same weights and see the same batches. The largest attention logit is
+exact: the largest score of a query with a visible key over all positions, heads, layers and batches of
+training.
 """
 
 import math
@@ -28,8 +28,8 @@ from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
 from fasterqk_lab.training._config import PARTNER_NORM, QK_CLIP, QK_NORM, QK_VO, RATIO, PretrainingCell
 from fasterqk_lab.training._steps import clip_gradients, one_thread, precision, set_rates, training_device
 
-# Windows of held-out text on which the trained model is measured, and of these those whose entropy is
-# followed along training.
+# Windows of held-out text: for the validation loss, for the final entropy, and for the entropy along
+# training.
 VALIDATION_WINDOWS = 256
 ENTROPY_WINDOWS = 64
 FOLLOWED_WINDOWS = 8
@@ -39,14 +39,13 @@ _EVALUATION_BATCH = 32
 def pretrain(
     cell: PretrainingCell, *, folder: Path | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Train one cell; returns its losses, its largest logit and its attention's entropy as plain data.
+    """Train one cell, as a sweep calls it; returns losses, largest logit and entropy as plain data.
 
-    ``loss`` is the mean over the last tenth of the steps, ``validation_loss`` that of the trained model on
-    held-out text and ``initial_loss`` that of the untrained one. ``entropy`` is the mean over rows and heads
-    in nats, per layer, ``null_entropy`` that of uniform attention. ``along`` has ten records on the way;
-    ``clipped_heads`` counts the heads that `qk_clip` scaled back, in all steps.
-    A cell whose loss is not finite stops there: ``diverged`` is true and its numbers are None. Made to be
-    called by a sweep.
+    ``loss`` is the mean over the last tenth of the steps; ``validation_loss`` and ``initial_loss`` are those
+    of the trained and the untrained model on held-out text. ``entropy`` is in nats, the mean over layers,
+    heads and rows; ``null_entropy`` is that of uniform attention. ``along`` has ten records on the way.
+    ``clipped_heads`` counts the heads that `qk_clip` scaled back in all steps. A cell whose loss is not
+    finite stops there: ``diverged`` is true, and loss and entropy are None.
     """
     text = {part: _text(str(require_squad(data_folder(), part))) for part in ("train", "dev")}
     with one_thread():
@@ -55,13 +54,13 @@ def pretrain(
 
 @cache
 def _text(path: str) -> Tensor:
-    """All paragraphs of a file as one row of bytes, a line each."""
+    """All paragraphs of a file as one row of bytes, one paragraph per line."""
     joined = "\n".join(read_paragraphs(Path(path))).encode()
     return torch.from_numpy(np.frombuffer(joined, dtype=np.uint8).copy())
 
 
 class Pretraining:
-    """The state of one training on ``text``, a row of bytes; ``held_out`` is another."""
+    """One training on ``text``, a row of bytes, validated on the row ``held_out``."""
 
     def __init__(self, cell: PretrainingCell, text: Tensor, held_out: Tensor) -> None:
         for name, part in (("text", text), ("held-out text", held_out)):
@@ -86,7 +85,7 @@ class Pretraining:
         root = math.sqrt(cell.qk_ratio)
         ratios = {PARTNER_NORM: fasterqk.PartnerNorm(), RATIO: cell.qk_ratio, QK_VO: root}
         ratio: Any = ratios.get(cell.method, 1.0)
-        # Independent decay: the product of rate and decay is the same for all weights and methods.
+        # Independent decay: rate times decay is the same for all weights and methods.
         self.optimizer = fasterqk.make_optimizer(
             self.model,
             torch.optim.AdamW,
@@ -101,13 +100,14 @@ class Pretraining:
         clipped = cell.method == QK_CLIP
         self.clip = fasterqk.qk_clip(self.model, self.optimizer, cell.CLIP_THRESHOLD) if clipped else None
         self.parameters = list(self.model.parameters())
-        # Evenly over the held-out text, so that all cells see the same.
+        # Evenly spaced, so that all cells use the same windows.
         starts = torch.linspace(0, len(held_out) - cell.context - 1, VALIDATION_WINDOWS).long()
         self.windows = self._windows(held_out, starts)
-        self.largest = torch.full((cell.layers,), -math.inf)  # logits of the layers, since the last record
+        # The largest logit of each layer since the last record.
+        self.largest = torch.full((cell.layers,), -math.inf)
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
-        """All steps, then the numbers of the trained model."""
+        """Take all steps, then measure the trained model."""
         cell, losses = self.cell, []
         null = null_entropy(cell.context)
         result: dict[str, Any] = {"initial_loss": self.validation_loss(), "null_entropy": null}
@@ -164,7 +164,7 @@ class Pretraining:
         }
 
     def _windows(self, text: Tensor, starts: Tensor) -> Tensor:
-        """So many bytes as the context and one more from each start, ``(window, byte)``."""
+        """The ``context + 1`` bytes from each start, ``(window, byte)``."""
         return text[starts[:, None] + torch.arange(self.cell.context + 1)].long().to(self.device)
 
     def _loss(self, windows: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class Pretraining:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """The mean over the windows of held-out text."""
+        """The mean loss over the windows of held-out text."""
         self.model.eval()
         losses = [float(self._loss(batch)) for batch in self.windows.split(_EVALUATION_BATCH)]
         self.model.train()
@@ -182,7 +182,7 @@ class Pretraining:
 
     @torch.no_grad()
     def entropy(self, windows: int) -> Tensor:
-        """The entropy of attention in nats, mean over rows, heads and the first windows, ``(layer,)``."""
+        """The entropy of attention in nats, averaged over rows, heads and the first windows, ``(layer,)``."""
         self.model.eval()
         total = torch.zeros(self.cell.layers)
 
@@ -219,11 +219,11 @@ def null_entropy(context: int) -> float:
     return sum(math.log(keys) for keys in range(1, context + 1)) / context
 
 
-# --- Scores: read from what enters them, so that training keeps torch's own kernel ---
+# --- Scores, recomputed from queries and keys, so that training keeps torch's own kernel ---
 
 
 def _scores(query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
-    """Scores ``(batch and head, query, key)``, minus infinity where a key comes later."""
+    """Scores ``(batch * head, query, key)``, minus infinity where the key comes later than the query."""
     query, key = query.flatten(0, 1).float(), key.flatten(0, 1).float()
     with torch.autocast(query.device.type, enabled=False):
         return torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=query.shape[2] ** -0.5)
@@ -231,13 +231,13 @@ def _scores(query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
 
 @cache
 def _hidden(context: int, device: torch.device) -> Tensor:
-    """Zero where a key may be seen, minus infinity where it comes later, ``(1, query, key)``."""
+    """Zero where a key is visible, minus infinity where it comes later, ``(1, query, key)``."""
     return torch.full((1, context, context), -math.inf, device=device).triu(1)
 
 
 @contextmanager
 def watch_scores(model: GPTAnswerGenerator, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Calls ``see(layer, scores)`` with the scores of every layer in every forward pass inside."""
+    """Call ``see(layer, scores)`` for every layer in every forward pass of the block."""
     queries: dict[int, Tensor] = {}
     handles = []
 

@@ -1,10 +1,10 @@
-"""Readings of attention beside the paper's scores: of deeper models, and those of the released notebooks.
+"""Readings of attention besides the paper's scores: of deeper models, and of the released notebooks.
 
-- ``heads``: every head by itself, and the best one of a layer and of the model. The best is chosen by the
-  score itself, in every arm alike; its null is that of any head, uniform attention.
-- ``plain``: rollout without a residual, layers multiplied as they are; ``residual``: rollout of (A + I)/2.
-- ``carried``: the token behind every relevant one counts as relevant too. A first layer may carry a token to
-  the position behind it, where the next layer then finds it. The null rises with what counts as relevant.
+- ``heads``: every single head, and the best head of a layer and of the model. The best is chosen by the score
+  itself, in the same way in every arm; its null is that of any head, uniform attention.
+- ``plain``: rollout without a residual (the product of the layers); ``residual``: rollout of (A + I)/2.
+- ``carried``: the token after every relevant one counts as relevant too. A first layer may carry a token to
+  the next position, where the next layer then finds it. The null rises accordingly.
 - ``norms``: the Frobenius norms of the weights of queries, keys, values, outputs and classes.
 """
 
@@ -33,7 +33,7 @@ from fasterqk_lab.training._batches import EVALUATION_BATCH, PaddedInstances
 _ROLES = {f"W_{role.upper()}": f"norm_{role}" for role in "qkvou"}
 _ROLES |= {"query": "norm_q", "key": "norm_k", "value": "norm_v", "out": "norm_o"}
 ROLLOUTS = {"plain": Aggregation("rollout", residual=0.0), "residual": Aggregation("rollout", residual=0.5)}
-# What is kept of each reading.
+# The scores that are kept of each reading.
 _SCORES = ("mrta", "ac")
 
 
@@ -47,11 +47,11 @@ def more_readings(
     aggregation: Aggregation,
     batch_size: int,
 ) -> dict[str, float | None]:
-    """The scores of the readings that are ``asked`` for, by flat name.
+    """The scores of the readings ``asked``, by flat name.
 
     Names are ``layer_1_head_2_mrta``, ``layer_1_best_head_mrta``, ``best_head_mrta``, ``plain_mrta``,
-    ``residual_mrta`` and, with ``carried_`` before them, those of rollout, layers and heads. A null is called
-    ``plain_null_mrta``. Norms are ``norm_q`` and so on, see :func:`weight_norms`.
+    ``residual_mrta`` and, with the prefix ``carried_``, those of rollout, layers and heads. Nulls have names
+    like ``plain_null_mrta``, norms those of :func:`weight_norms`.
     """
     names = [f"layer:{layer}/head:{head}" for layer in range(layers) for head in range(heads)]
     passes = Passes(batch_size, max_weights=None, only=("mrta",))
@@ -81,9 +81,9 @@ def more_readings(
 
 
 def weight_norms(model: nn.Module) -> dict[str, float]:
-    """The Frobenius norm over all layers of the weights of each role, biases left out, in double precision.
+    """The Frobenius norm of the weights of each role over all layers, in double precision; no biases.
 
-    Names are ``norm_q``, ``norm_k``, ``norm_v``, ``norm_o`` and, of classifiers, ``norm_u`` (the classes).
+    Names are ``norm_q``, ``norm_k``, ``norm_v``, ``norm_o`` and, for classifiers, ``norm_u`` (the classes).
     """
     norms: dict[str, float] = {}
     for name, weight in model.named_parameters():
@@ -93,7 +93,7 @@ def weight_norms(model: nn.Module) -> dict[str, float]:
 
 
 def carried(instances: Sequence[Instance]) -> list[Instance]:
-    """The instances with the token behind every relevant one made as relevant.
+    """The instances with the token after every relevant one made equally relevant.
 
     >>> tokens, relevance = np.arange(4), np.array([0.0, 1.0, 0.0, 0.0])
     >>> carried([Instance(tokens, np.ones(4, dtype=bool), relevance)])[0].relevance.tolist()
@@ -106,7 +106,7 @@ def carried(instances: Sequence[Instance]) -> list[Instance]:
 
 
 def _of(measurement: Measurement, prefix: str, by_layer: bool) -> dict[str, float | None]:
-    """Rollout, and every layer, with their nulls."""
+    """The scores of rollout and, if ``by_layer``, of every layer, with their nulls."""
     document = measurement.summary(plausibility_sample=0).to_json()
     parts = {"": document}
     if by_layer:
@@ -119,7 +119,7 @@ def _of(measurement: Measurement, prefix: str, by_layer: bool) -> dict[str, floa
 
 
 def _of_heads(measurement: Measurement, layers: int, heads: int) -> dict[str, float | None]:
-    """Mass of every head and of the best ones, with the null of the layer, which all its heads share."""
+    """The mass of every head and of the best heads, with the null of their layer."""
     relevant = [i for i, instance in enumerate(measurement.instances) if instance.relevant]
     scores: dict[str, float | None] = {}
     best: list[float] = []
@@ -137,19 +137,20 @@ def _of_heads(measurement: Measurement, layers: int, heads: int) -> dict[str, fl
     return scores | {"best_head_mrta": max(best), "best_head_null_mrta": null}
 
 
-# --- What the released notebooks measure, literally, so that their numbers can be matched ---
-# The HateXplain notebooks, first, differ from the paper's evaluation in this:
+# --- The measurements of the released notebooks, literally, to match their numbers ---
+# The HateXplain notebooks differ from the paper's evaluation:
 #
 # - texts are padded to 128 tokens and attention is measured in the row of the **last** padding token, which
 #   sees all 128 positions and predicts nothing (the prediction is read at the first padding token);
 # - every instance counts, posts without rationale as mass 0; relevance is the share of three annotators;
-# - DTAP has three columns and rows cut at .33 and .66; AC and ACMC start at .33, for mass and probability;
-# - faithfulness takes k% of 128 tokens, whatever the length of the text, padding included;
-# - the kept tokens stay in the order ``numpy.argpartition`` leaves them in, and where no padding is among
-#   them the prediction is read at position 0, so that sufficiency sees one arbitrary token.
+# - DTAP has three columns and rows with cuts at .33 and .66; AC and ACMC start at .33 in mass and
+#   probability;
+# - faithfulness takes k% of 128 tokens for texts of any length, padding included;
+# - the kept tokens are in the order that ``numpy.argpartition`` returns; if there is no padding among them,
+#   the prediction is read at position 0, so sufficiency sees one arbitrary token.
 
 
-# One entry per instance.
+# Arrays with one entry per instance.
 Columns = dict[str, NDArray[np.float64]]
 PADDED_TO = 128
 HATEXPLAIN_EDGES = (0.0, 0.33, 0.66, 1.1)
@@ -159,7 +160,7 @@ THRESHOLD = 0.33
 def measure_released(
     model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
 ) -> Summary:
-    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
+    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options are ignored."""
     batches = torch.arange(len(split)).split(EVALUATION_BATCH)
     columns = _joined(_measure_batch, model, split, batches, percents)
     scores = summarize(
@@ -178,7 +179,7 @@ def _joined(
     batches: Sequence[Tensor],
     percents: Sequence[int],
 ) -> Columns:
-    """What ``measure_batch`` finds in all batches, one after the other."""
+    """The columns of all batches, concatenated."""
     model.eval()
     parts = [measure_batch(model, split, chosen, percents) for chosen in batches]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -214,7 +215,7 @@ def _lost(
     whole: Tensor,
     percents: Sequence[int],
 ) -> Columns:
-    """What the predicted class loses, ``(instance, k)``, by keeping or removing k% of 128 tokens."""
+    """The predicted class's drop in probability, ``(instance, k)``, with k% of 128 tokens kept or removed."""
     instance, predicted = torch.arange(len(tokens)), whole.argmax(1)
     lost: dict[str, list[Tensor]] = {"sufficiency": [], "comprehensiveness": []}
     for percent in percents:
@@ -229,7 +230,7 @@ def _lost(
 
 @torch.no_grad()
 def _probabilities(model: Classifier, tokens: Tensor, pad: int) -> Tensor:
-    """Class probabilities read at the first padding token, or at position 0 where there is none."""
+    """Class probabilities read at the first padding token, or at position 0 if there is none."""
     read = (tokens == pad).int().argmax(1)
     logits: Tensor = model(tokens, read)
     return logits.double().softmax(1)
@@ -240,16 +241,16 @@ def _widened(values: Tensor, fill: float) -> Tensor:
 
 
 # --- The subject-verb notebooks ---
-# They differ from :mod:`fasterqk_lab.training._classification` in this:
+# They differ from :mod:`fasterqk_lab.training._classification`:
 #
 # - sentences are padded to 128 tokens and attention is measured in the row of the **last** padding token.
-#   Padding may not be looked at, so that row sees the whole sentence; but it predicts nothing (the
-#   prediction is read at the last real token), and its query never had a gradient except in the bias;
-# - DTAP, AC and ACMC look at **head 0 alone**, MRTA and faithfulness at the mean of the heads;
-# - DTAP has three columns and rows cut at .1 and .5; AC is mass above .1 and probability above .1, ACMC
+#   Padding is masked, so this row sees the whole sentence; but it predicts nothing (the prediction is read at
+#   the last real token), and its query never had a gradient except in the bias;
+# - DTAP, AC and ACMC use **head 0 alone**, MRTA and faithfulness the mean of the heads;
+# - DTAP has three columns and rows with cuts at .1 and .5; AC is mass above .1 and probability above .1, ACMC
 #   mass above .1 and probability above .5;
-# - faithfulness takes k% of 128 tokens (7 for k = 5), whatever the length of the sentence;
-# - the kept tokens stay in the order ``numpy.argpartition`` leaves them in.
+# - faithfulness takes k% of 128 tokens (7 for k = 5) for sentences of any length;
+# - the kept tokens are in the order that ``numpy.argpartition`` returns.
 
 SVA_EDGES = (0.0, 0.1, 0.5, 1.1)
 MASS_FROM = PROBABILITY_FROM = 0.1
@@ -259,7 +260,7 @@ CONFIDENT_FROM = 0.5
 def measure_released_sva(
     model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
 ) -> Summary:
-    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
+    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options are ignored."""
     columns = _joined(_measure_sva_batch, model, split, split.by_length(EVALUATION_BATCH), percents)
     mass, probability, null_mass = (columns[name] for name in ("first_head", "probability", "null_mass"))
     scores = summarize(
@@ -279,7 +280,7 @@ def measure_released_sva(
 def _measure_sva_batch(
     model: Classifier, split: PaddedInstances, chosen: Tensor, percents: Sequence[int]
 ) -> Columns:
-    # What lies to the right of the sentences is padding, which no row may look at: it can be left out.
+    # Padding to the right of the sentences is masked in every row, so it can be left out.
     width = int(split.lengths[chosen].max())
     tokens, relevance = split.tokens[chosen, :width], split.relevance[chosen, :width]
     heads = _last_row(model, tokens, split.pad)
@@ -299,7 +300,7 @@ def _measure_sva_batch(
 
 
 def _last_row(model: Classifier, tokens: Tensor, pad: int) -> Tensor:
-    """Attention (batch, head, position) of a padding token at position 127 to the sentence before it."""
+    """The attention (batch, head, position) of a padding token at position 127 to the sentence before it."""
 
     def forward(tokens: Tensor) -> Tensor:
         stream = model.embedding(tokens) + model.positions[: tokens.shape[1]]
@@ -312,9 +313,9 @@ def _last_row(model: Classifier, tokens: Tensor, pad: int) -> Tensor:
 
 @torch.no_grad()
 def _sva_probabilities(model: Classifier, tokens: Tensor, pad: int) -> Tensor:
-    """Class probabilities read before the first padding token, or at the end where there is none.
+    """Class probabilities read before the first padding token, or at the end if there is none.
 
-    Where padding comes first the notebooks read position -1, which is the end as well.
+    If padding comes first, the notebooks read position -1, which is also the end.
     """
     padding = tokens == pad
     read = padding.int().argmax(1) - 1
@@ -325,8 +326,8 @@ def _sva_probabilities(model: Classifier, tokens: Tensor, pad: int) -> Tensor:
     rows: Tensor = block(stream, stream[torch.arange(len(read)), read], hidden)
     empty = hidden.all(1)
     if empty.any():
-        # All real tokens were removed. Their mask is a large number, not infinity, so that such a row
-        # looks at every position alike.
+        # All real tokens were removed. The notebooks' mask is a large number, not infinity, so attention in
+        # such a row is uniform.
         attention = block.attention
         values = torch.einsum("nd,hde->nhe", stream[empty].mean(1), attention.W_V) + attention.b_V
         rows[empty] = torch.einsum("nhe,hed->nd", values, attention.W_O) + attention.b_O

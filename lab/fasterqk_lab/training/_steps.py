@@ -1,4 +1,4 @@
-"""The steps of a training: the model with its data, the optimizer, its rates, one step."""
+"""The steps of a training: the model with its data, the optimizer, and its learning rates."""
 
 import ctypes
 import dataclasses
@@ -32,14 +32,12 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = (-1, 2**31 - 1), (-4, 0)
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for the tensors of the block, as many as before after it.
+    """Run the block with one torch thread and with subnormal numbers flushed to zero.
 
-    The models are small: threads that wait for each other cost more than they bring, and two trainings at
-    a time use two cores fully. It also makes a training the same, to the last bit, on machines that differ
-    in their number of cores.
-
-    Numbers below 1e-38 count as zero meanwhile: the running means of Adam end there for every word that
-    does not occur for some hundred steps, and processors are many times slower on them.
+    The models are small: waiting for other threads costs more than they save, and two trainings at a time use
+    two cores fully. One thread also makes trainings the same, to the last bit, on machines with different
+    numbers of cores. Subnormal numbers (below 1e-38) slow processors down many times; Adam's running means
+    become subnormal for every word that does not occur for some hundred steps.
     """
     _keep_memory()
     before = torch.get_num_threads()
@@ -54,8 +52,8 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def _keep_memory() -> None:
-    """Let glibc reuse large blocks; it would ask the system for new pages at every step."""
-    with suppress(OSError, AttributeError, TypeError):  # another system has no such function
+    """Let glibc reuse large blocks instead of requesting new pages from the system at every step."""
+    with suppress(OSError, AttributeError, TypeError):  # not glibc
         for option in (M_TRIM_THRESHOLD, M_MMAP_MAX):
             ctypes.CDLL(None).mallopt(*option)
 
@@ -64,9 +62,9 @@ def _keep_memory() -> None:
 
 
 def training_device() -> torch.device:
-    """Where trainings run: ``--device`` or ``$FASTERQK_DEVICE``, the processor unless one of them says more.
+    """The device of trainings: ``--device`` or ``$FASTERQK_DEVICE``, by default the processor.
 
-    Data, random numbers and checkpoints stay on the processor, so that a training can go on elsewhere.
+    Data, random numbers and checkpoints stay on the processor, so a training can resume on another device.
     """
     name = os.environ.get("FASTERQK_DEVICE") or "cpu"
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
@@ -79,7 +77,7 @@ def training_device() -> torch.device:
 
 
 def precision(autocast: bool, device: torch.device) -> AbstractContextManager[Any]:
-    """In what the loss of a training step is computed; weights, steps and measurements are in float32."""
+    """The precision of a training step's loss; weights, optimizer steps and measurements are in float32."""
     return torch.autocast(device.type, torch.bfloat16) if autocast else nullcontext()
 
 
@@ -87,10 +85,10 @@ def precision(autocast: bool, device: torch.device) -> AbstractContextManager[An
 
 
 class Trainable(Protocol):
-    """A model with its data: batches and losses to learn from, and measurements.
+    """A model with its data, as the training loop takes it: batches, losses and measurements.
 
-    A classifier and an answer generator differ here and nowhere else. Everything random comes from
-    generators named by seed and epoch or step, so that a training can go on from any step.
+    Classifiers and answer generators differ here and nowhere else. All random numbers come from generators
+    named by seed and epoch or step, so a training can resume at any step.
     """
 
     @property
@@ -98,10 +96,10 @@ class Trainable(Protocol):
 
     @property
     def files(self) -> dict[str, str]:
-        """The files the data came from, with their SHA-256."""
+        """The files that the data came from, with their SHA-256."""
 
     def batches(self, epoch: int) -> list[Tensor]:
-        """The batches of one epoch, each as indices of training instances."""
+        """The batches of one epoch, as indices of training instances."""
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         """The training loss of one batch, the ``number``-th of the training."""
@@ -113,20 +111,20 @@ class Trainable(Protocol):
         """Called between the backward pass and the optimizer's step."""
 
     def evaluate(self) -> dict[str, Any]:
-        """Scores along training, flat; ``loss`` is that of the fixed part of the training data."""
+        """Flat scores along training; ``loss`` is that of a fixed part of the training data."""
 
     def results(self) -> dict[str, Any]:
-        """Everything measured at the end: ``train``, ``validation``, ``test`` and perhaps ``skipped``."""
+        """The final measurements: ``train``, ``validation``, ``test`` and, if there are any, ``skipped``."""
 
 
 def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> Trainable:
-    """The model and the data of a training as they are at its start, the model where it will train."""
+    """The untrained model, on the training device, with the data of a training."""
     if config.optimisation.autocast:
-        avoid_faulty_amx()  # of the machine where the cell runs, which may be a worker of a cluster
+        avoid_faulty_amx()  # here, because the cell may run on another machine than its sweep
     data = config.data
     task = load_task(config.task, form=data.form, file=data.file, data_dir=data_dir)
     if data.checksum and data.checksum not in task.files.values():
-        raise InputError(f"{data.file!r} is not the file this training is about: its checksum differs")
+        raise InputError(f"{data.file!r} has changed: its checksum is not that of the configuration")
     trainable: Trainable
     if isinstance(task, AnswerTask):
         trainable = Generation(config, task)
@@ -138,16 +136,13 @@ def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> 
 
 
 class Steps:
-    """A model and its optimizer at some step of a training; everything that changes is here.
-
-    ``done`` counts the steps taken, ``total`` those of the whole training.
-    """
+    """A model and its optimizer after ``done`` of ``total`` steps: the whole state of a training."""
 
     def __init__(self, config: TrainConfig, trainable: Trainable) -> None:
         options = config.optimisation
         self.config, self.options = config, options
         self.trainable = trainable
-        # The last step of an epoch takes what is left, however few batches that are.
+        # The last step of an epoch may have fewer batches.
         self.per_epoch = -(-len(trainable.batches(0)) // options.accumulate)
         self.total = options.epochs * self.per_epoch
         self.optimizer = build_optimizer(trainable.model, config, self.total)
@@ -161,7 +156,7 @@ class Steps:
         epoch, place = divmod(self.done, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self.trainable.batches(epoch)
-        # Clears only what the optimizer knows; `stale_gradients` is about the rest.
+        # Clears only the parameters of the optimizer; see `stale_gradients` for the others.
         self.optimizer.zero_grad()
         count = self.options.accumulate
         parts = self._order[place * count : (place + 1) * count]
@@ -170,7 +165,7 @@ class Steps:
         for number, part in enumerate(parts, self.done * count):
             with precision(self.options.autocast, self._parameters[0].device):
                 partial = self.trainable.loss(part, number)
-            if len(parts) > 1:  # weighted so that all batches of a step are as one large batch
+            if len(parts) > 1:  # weighted, so that the batches of a step equal one large batch
                 partial = self.trainable.weight(part) / whole * partial
             partial.backward()
             loss += float(partial.item())
@@ -183,7 +178,7 @@ class Steps:
         return loss
 
     def stale_gradients(self) -> dict[str, Tensor]:
-        """Gradients of parameters that the optimizer does not know, and so never clears."""
+        """Gradients of parameters that are not in the optimizer, which therefore never clears them."""
         if not self.options.stale_gradients:
             return {}
         known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
@@ -194,7 +189,7 @@ class Steps:
         }
 
     def restore_stale_gradients(self, gradients: dict[str, Any]) -> None:
-        """Put back what :meth:`stale_gradients` returned."""
+        """Restore gradients that :meth:`stale_gradients` returned."""
         parameters = dict(self.trainable.model.named_parameters())
         for name, gradient in gradients.items():
             parameters[name].grad = gradient.to(parameters[name].device, copy=True)
@@ -206,7 +201,7 @@ class Steps:
 def build_optimizer(model: nn.Module, config: TrainConfig, total: int = 1) -> torch.optim.Optimizer:
     """AdamW or SGD over all parameters that are not frozen, with the ratios of circuits or roles.
 
-    ``total`` is the number of steps, of which the ratio may hold for a part alone.
+    ``total`` is the number of steps; ``ratio_from`` and ``ratio_until`` are shares of it.
     """
     options = config.optimisation
 
@@ -219,7 +214,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig, total: int = 1) -> to
     if options.optimizer == "sgd":
         kind, settings["momentum"] = torch.optim.SGD, options.momentum
     frozen = matching(model, options.frozen)
-    # Stale gradients are computed, but the optimizer does not know them, so it never clears them.
+    # Stale gradients are computed, but their parameters are not in the optimizer, which never clears them.
     for parameter in frozen.values():
         parameter.requires_grad_(options.stale_gradients)
     return make_optimizer(
@@ -237,7 +232,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig, total: int = 1) -> to
 
 
 def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
-    """One gradient norm for both circuits, a decay for either, and a rate of its own for the embedding."""
+    """A gradient norm for both circuits, a decay for either, and a learning rate for the embedding."""
     options = config.optimisation
     rules: dict[str, dict[str, float]] = {}
     decays = {"qk": options.qk_decay, "ov": options.ov_decay}
@@ -251,10 +246,10 @@ def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
 
 
 def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
-    """The circuits of ``model``; with ``faster`` patterns the parameters they name take the place of QK.
+    """The circuits of ``model``; parameters that match ``faster`` take the place of QK.
 
-    No model here has parameters that both circuits share, so an embedding with a rate of its own takes the
-    label ``shared``.
+    None of these models has parameters shared by both circuits, so ``shared`` labels an embedding with its
+    own rate.
     """
     options, circuits = config.optimisation, find_circuits(model)
     if not options.faster and options.embedding_ratio == 1:
@@ -274,7 +269,7 @@ def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
 
 
 def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Parameters whose name matches any shell-style pattern; a pattern without a match is an error."""
+    """The parameters whose names match any shell-style pattern; raises if a pattern has no match."""
     parameters = dict(model.named_parameters())
     chosen: dict[str, nn.Parameter] = {}
     for pattern in patterns:
@@ -286,9 +281,9 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Paramete
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most ``largest``; returns the norm before.
+    """Scale all gradients so that their joint norm is at most ``largest``; returns the original norm.
 
-    As ``torch.nn.utils.clip_grad_norm_`` on one device, but gradients within the bound are not touched.
+    Like ``torch.nn.utils.clip_grad_norm_`` on one device, but gradients within the bound are not touched.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
@@ -297,14 +292,14 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor
     return norm
 
 
-# --- The learning rate along training, as a factor of each group's own rate ---
+# --- The learning rate along training, as a factor of each group's base rate ---
 
 
 def factor(config: TrainConfig, step: int, total: int) -> float:
     """The factor of the base rate at ``step`` (from 0) of ``total``.
 
-    Linear warm-up from zero over the first ``warmup`` share of steps, then a cosine to zero, one that
-    training stops half way through, or a constant.
+    Linear warm-up from zero over the first ``warmup`` share of steps, then a cosine to zero, the first half
+    of a cosine, or a constant.
 
     >>> config = TrainConfig("agreement", warmup=0.1)
     >>> [round(factor(config, step, 100), 2) for step in (0, 5, 10, 55, 100)]
@@ -321,6 +316,6 @@ def factor(config: TrainConfig, step: int, total: int) -> float:
 
 
 def set_rates(optimizer: Optimizer, multiplier: float) -> None:
-    """Set every group's learning rate to ``multiplier`` times the one it was made with."""
+    """Set every group's learning rate to ``multiplier`` times its initial rate."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * multiplier

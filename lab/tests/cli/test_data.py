@@ -66,14 +66,14 @@ def test_generated_tasks_say_that_they_need_no_file(capsys, tmp_path):
 
 def test_a_folder_that_is_not_there_is_one_line(capsys, tmp_path):
     assert main(["data", "check", "--data-dir", str(tmp_path / "typo")]) == 2
-    assert "typo' is no folder" in capsys.readouterr().err
+    assert "typo' is not a folder" in capsys.readouterr().err
 
 
 def test_a_wrong_checksum_is_said_and_the_code_is_one(capsys, tmp_path):
     (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  ./note.txt\n")
     (tmp_path / "note.txt").write_text("changed")
     assert main(["data", "check", "--data-dir", str(tmp_path)]) == 1
-    assert "note.txt is not the file that SHA256SUMS names" in capsys.readouterr().out
+    assert "note.txt does not have the checksum in SHA256SUMS" in capsys.readouterr().out
 
 
 def test_a_data_folder_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
@@ -82,4 +82,4 @@ def test_a_data_folder_that_is_not_there_is_one_line(tmp_path, monkeypatch, caps
         monkeypatch.setenv("FASTERQK_DATA", typo)
         assert main(["data", "check", *words]) == 2
         printed = capsys.readouterr()
-        assert printed.out == "" and printed.err.count("\n") == 1 and "is no folder" in printed.err
+        assert printed.out == "" and printed.err.count("\n") == 1 and "is not a folder" in printed.err

@@ -148,7 +148,7 @@ def test_tables_are_rebuilt_from_exported_cells_without_training(capsys, tmp_pat
     again = tmp_path / "again"
     code, out, err = run(capsys, *words, "--out", str(again), "--cells", str(file))
     assert (code, err) == (0, "")
-    assert f"rebuilt from {file}: nothing was trained" in out
+    assert f"rebuilt from {file} without training" in out
     assert not (again / "runs").exists()
     assert not (again / "examples").exists()
     tables = sorted(path.name for path in (tmp_path / "out" / "tables").iterdir())

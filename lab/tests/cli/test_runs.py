@@ -90,7 +90,7 @@ def test_rm_by_name_and_by_state(out: str, capsys: pytest.CaptureFixture[str]) -
     ("words", "told"),
     [
         (["rm"], "name the cells to remove"),
-        (["list", "--state", "odd"], "'odd' is no state; choose from done"),
+        (["list", "--state", "odd"], "'odd' is not a state; choose from done"),
         (["rm", "zzz"], "no cell begins with 'zzz'"),
         (["show", "zzz"], "no cell begins with 'zzz'"),
     ],
@@ -115,7 +115,7 @@ def test_collect(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert lines[1].split() == [out, "0", "3", "1", "0", "0"]
     assert main(["runs", "collect", str(tmp_path / "nowhere"), "--out", here]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "nowhere' is no results folder" in line
+    assert "nowhere' is not a results folder" in line
 
 
 @pytest.mark.parametrize("words", [["list"], ["rm", "--failed"], ["show", "a"]])
@@ -124,7 +124,7 @@ def test_a_results_folder_that_is_not_there_is_one_line(
 ) -> None:
     assert main(["runs", *words, "--out", str(tmp_path / "tpyo")]) == 2
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.count("\n") == 1 and "tpyo' is no folder" in printed.err
+    assert printed.out == "" and printed.err.count("\n") == 1 and "tpyo' is not a folder" in printed.err
     assert not (tmp_path / "tpyo").exists()
 
 

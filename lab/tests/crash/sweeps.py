@@ -128,7 +128,7 @@ def _read(path: Path) -> None:
     elif path.suffix == ".safetensors":
         from fasterqk_lab.training import _loop as checkpoint
 
-        checkpoint.verify_checkpoint(path)
+        checkpoint.parse_checkpoint(path, path.read_bytes())
     elif path.suffix == ".jsonl" and path.name != JOURNAL_NAME:
         for line in path.read_text().splitlines():
             json.loads(line)

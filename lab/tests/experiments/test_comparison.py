@@ -219,7 +219,7 @@ def test_a_diverged_cell_is_listed_and_the_others_are_compared(comparison, capsy
     show_comparison(summary)
     text = capsys.readouterr().out
     assert "diverged: {'faster_qk': [4]}" in text
-    assert "the lowest common loss decides, as these never reach the level: faster_qk, seed 4" in text
+    assert "the lowest common loss decides, because these never reach the level: faster_qk, seed 4" in text
 
 
 def test_everything_that_shows_it_is_written(deep, tmp_path, capsys):

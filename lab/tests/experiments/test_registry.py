@@ -189,7 +189,7 @@ def test_a_cell_or_a_fact_that_is_not_there_is_one_line(tmp_path):
         ("a.jsonl.xz", b"{}", "no file of cells"),
         ("a.jsonl.gz", b"{}", "no file of cells"),
         ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:-4], "no file of cells"),
-        ("a.jsonl", b'{"arm": "one"}\n', "line 1 is no cell"),
+        ("a.jsonl", b'{"arm": "one"}\n', "line 1 is not a cell"),
         ("a.jsonl", b"\xff\n", "no file of cells"),
     ],
 )

@@ -101,7 +101,7 @@ def test_another_schema_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.setattr(store_module, "SCHEMA_VERSION", 9)
         write_sealed(path, {})
     with pytest.raises(
-        InputError, match="was written by a fasterqk whose results this version does not read"
+        InputError, match="was written by a version of fasterqk whose results this one cannot"
     ):
         read_sealed(path)
 

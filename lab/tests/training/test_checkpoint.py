@@ -247,7 +247,7 @@ def test_other_formats_in_its_place(tmp_path: Path) -> None:
     torch.save({"step": 3}, tmp_path / checkpoint.CHECKPOINT)
     assert "pickle" in refusal(tmp_path)
     safetensors.torch.save_file({"weight": torch.ones(2)}, tmp_path / checkpoint.CHECKPOINT)
-    assert "no fasterqk checkpoint" in refusal(tmp_path)
+    assert "not a fasterqk checkpoint" in refusal(tmp_path)
 
 
 def test_a_newer_format_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

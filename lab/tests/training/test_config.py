@@ -132,9 +132,9 @@ def test_ratios_by_role_are_one_configuration_however_written(tmp_path):
 
 
 def test_unknown_field_is_named():
-    with pytest.raises(InputError, match="'learning_rate' is no field"):
+    with pytest.raises(InputError, match="'learning_rate' is not a field"):
         TrainConfig("agreement").replace(learning_rate=1)
-    with pytest.raises(InputError, match="'learning_rate' is no field"):
+    with pytest.raises(InputError, match="'learning_rate' is not a field"):
         TrainConfig("agreement", learning_rate=1)
 
 

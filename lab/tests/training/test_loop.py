@@ -207,5 +207,5 @@ def test_unknown_evaluation_is_an_error(config):
 
 
 def test_a_file_that_changed_since_is_refused(config):
-    with pytest.raises(InputError, match="is not the file this training is about"):
+    with pytest.raises(InputError, match="has changed: its checksum"):
         train(config.replace(checksum="0" * 64))
