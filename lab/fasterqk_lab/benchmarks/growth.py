@@ -1,12 +1,12 @@
-"""`fasterqk-lab bench all`: every benchmark, how far it is from the machine's limit, and how cost grows.
+"""`fasterqk-lab bench all`: every benchmark, its distance from the machine's limit, and the growth of costs.
 
-The *limit* of a benchmark is the time that its arithmetic takes at the speed of a plain matrix product, or
-its memory at the speed of a plain copy, both measured in the same run, or the time of what cannot be left
-out. Growth is measured at sizes over two decades, each kind in a process of its own. The slope is that of a
+The *limit* of a benchmark is the time of its arithmetic at the speed of a plain matrix product, or of its
+memory traffic at the speed of a plain copy, both measured in the same run, or the time of its indispensable
+part. Growth is measured at sizes over two decades, each kind in its own process. The slope is that of a
 straight line through the upper half of the sizes on logarithmic axes: 1 for a cost proportional to the size,
 2 for its square.
 
-The record is written after every part. A run that was stopped goes on from it, if the versions are the same.
+The record is written after every part. A run that was stopped resumes from it if the versions are the same.
 """
 
 import json
@@ -32,7 +32,7 @@ from fasterqk_lab.models._generator import multiply
 from fasterqk_lab.runs._store import environment
 from fasterqk_lab.training._steps import one_thread
 
-# A ratio that got worse by more is reported.
+# Speedups that fell by more than this share are reported.
 WORSE = 0.2
 RECORD = "bench.json"
 
@@ -42,7 +42,7 @@ small_gpt2 = partial(gpt2, n_head=4, vocab_size=256)
 
 
 class Growth(NamedTuple):
-    """What is timed (``prepare`` builds it for a size), and at which sizes of what."""
+    """Work to time (``prepare`` builds it for a size), and the sizes, in units ``of``."""
 
     of: str
     sizes: tuple[int, ...]
@@ -63,7 +63,7 @@ def _optimizer_step(width: int) -> Work:
     optimizer = make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    return lambda: optimizer.step()  # which keeps the optimizer
+    return lambda: optimizer.step()  # keeps a reference to the optimizer
 
 
 def _capture(tokens: int) -> Work:
@@ -140,14 +140,14 @@ GROWTH = {
 
 
 def grown(name: str, sizes: Sequence[int]) -> list[dict[str, float]]:
-    """Seconds at growing sizes, the shortest of a few runs, and the memory taken beyond the smallest size."""
+    """Seconds at growing sizes (the shortest of a few runs), and memory beyond that of the smallest size."""
     torch.set_num_threads(1)
-    GROWTH[name].prepare(GROWTH[name].sizes[0])()  # what first calls import and allocate
+    GROWTH[name].prepare(GROWTH[name].sizes[0])()  # first calls import and allocate more
     before, points = _memory(), []
     for size in sizes:
         work = GROWTH[name].prepare(size)
         seconds = [timed(work)[1]]
-        if seconds[0] < 1:  # a longer run is its own warm-up
+        if seconds[0] < 1:  # longer runs need no warm-up
             seconds = [timed(work)[1]]
             while sum(seconds) < 0.3 and len(seconds) < 30:
                 seconds.append(timed(work)[1])
@@ -156,7 +156,7 @@ def grown(name: str, sizes: Sequence[int]) -> list[dict[str, float]]:
 
 
 def _memory() -> float:
-    """The most that this process has held so far, in MB."""
+    """The peak memory of this process, in MB."""
     status = Path("/proc/self/status")
     if status.is_file():  # a child inherits its parent's `ru_maxrss`
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
@@ -164,7 +164,7 @@ def _memory() -> float:
 
 
 def in_a_process(name: str, sizes: Sequence[int]) -> list[dict[str, float]]:
-    """:func:`grown` in a new process, so that memory is that of this kind alone."""
+    """:func:`grown` in a new process, so that its memory is only that of this kind."""
     ended = subprocess.run(
         [sys.executable, "-m", __name__, name, *map(str, sizes)], capture_output=True, text=True
     )
@@ -189,12 +189,12 @@ def slope(points: list[dict[str, float]], of: str) -> float:
 
 
 def machine() -> dict[str, float]:
-    """What one core does in plain operations: matrix products in GFLOP/s, copies in GB/s."""
+    """The speed of one core in plain operations: matrix products in GFLOP/s, copies in GB/s."""
     side, rounds = 1024, 20
     left, right = torch.randn(2, side, side)
     source, target = torch.randn(2, 2**25)
     with one_thread():
-        # By MKL and by oneDNN: the faster one is what the machine can do.
+        # By MKL and by oneDNN: the faster one is the speed of the machine.
         ways = (lambda: left @ right, lambda: multiply(left, right))
         products = [timed(way)[1] for way in ways for _ in range(rounds)]
         copies = [timed(lambda: target.copy_(source))[1] for _ in range(rounds)]
@@ -203,7 +203,7 @@ def machine() -> dict[str, float]:
 
 
 def limit(name: str, result: Mapping[str, Any], speed: Mapping[str, float]) -> dict[str, Any] | None:
-    """The least seconds of a benchmark on a machine of this ``speed``, and of ``what``; None if unknown."""
+    """The fewest seconds of a benchmark on a machine of this ``speed``, and for ``what``; None if unknown."""
     if name == "stability":
         return {"seconds": result["plain_seconds"], "what": "the plain step"}
     if "needed_seconds" in result:
@@ -219,9 +219,9 @@ def limit(name: str, result: Mapping[str, Any], speed: Mapping[str, float]) -> d
 
 
 def run_all(progress: Progress, out: Path, benchmarks: Mapping[str, Benchmark]) -> dict[str, Any]:
-    """Run everything, write ``bench.json`` and the figure to ``out``, and compare with the record there.
+    """Run all benchmarks, write ``bench.json`` and the figure to ``out``, and compare with the record there.
 
-    Standard error gets one line per part. What a stopped run has in its record is not measured again.
+    Prints one line per part on standard error. Parts in the record of a stopped run are not measured again.
     """
     record = read_json(out / RECORD) if (out / RECORD).is_file() else {}
     versions = environment() | {"platform": f"{platform.system()} {platform.machine()}"}
@@ -270,7 +270,7 @@ def _draw(record: Mapping[str, Any], out: Path) -> dict[str, str]:
 
 
 def worse(before: Mapping[str, float], now: Mapping[str, Any]) -> list[str]:
-    """The speedups that fell by more than a fifth since an earlier run.
+    """The speedups that fell by more than a fifth since the previous run.
 
     >>> worse({"theory": 10.0}, {"theory": {"speedup": 7.0}})
     ['theory: 10.0 times the plain way before, 7.0 now']
@@ -283,7 +283,7 @@ def worse(before: Mapping[str, float], now: Mapping[str, Any]) -> list[str]:
 
 
 def rows(record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The record as tables for people: benchmarks with their limits, and growth."""
+    """The record as tables: benchmarks with their limits, and growth."""
     benchmarks, growth = [], []
     for name, result in record["benchmarks"].items():
         least = record["limits"][name] or {"seconds": None, "what": None}

@@ -1,9 +1,9 @@
 """The lab's trainings against plain ones: steps on HateXplain and SQuAD, and on the toy language.
 
-Both ways take the same batches, AdamW with clipping, one after the other in small blocks.
+Both ways take the same batches, with AdamW and clipping, and alternate in small blocks.
 
-The plain classifier and generator compute every position of every layer of a padded text. They share with
-the quick models the names of the parameters (classifier) or the weights (generator), and no computation. The
+The plain classifier and generator compute every position of every layer of a padded text. They share the
+names of the parameters (classifier) or the weights (generator) with the fast models, but no computation. The
 plain model of the toy language is the paper's equation 1: one-hot embedding, one attention layer, no biases.
 """
 
@@ -35,8 +35,8 @@ from fasterqk_lab.training._generation import Generation
 from fasterqk_lab.training._steps import Steps, build_trainable, one_thread
 
 # --- HateXplain: posts padded to 128 tokens ---
-# The plain way computes every position of every post, keeps the whole vocabulary in the optimizer and uses
-# torch's defaults.
+# The plain way computes every position of every post, with the whole vocabulary in the optimizer and torch's
+# defaults.
 
 PADDED_TO = 128
 ROUNDS = 7
@@ -60,11 +60,10 @@ def _race_steps(
     rounds: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Seconds of a step of both ways, in rounds of so many steps each, and the operations of ours."""
+    """Seconds of a step of both ways, in rounds of ``counts`` steps, and the operations of ours."""
     with one_thread():
         ways = {"plain": _repeat(plain, counts[0]), "ours": _repeat(ours, counts[1])}
         blocks = race(ways, rounds, progress)
-    # Batches differ in length.
     speed = compared(blocks["plain_seconds"] / counts[0], blocks["seconds"] / counts[1])
     return speed | {"operations": operations(ours, 4), "threads": 1}
 
@@ -97,7 +96,7 @@ def _plain_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
 
 
 # --- SQuAD: texts padded to 256 tokens with the head everywhere ---
-# Windows at a random offset, with the whole vocabulary of GPT-2, as in the paper: 21.7 million parameters.
+# Windows at random offsets, with the whole vocabulary of GPT-2, as in the paper: 21.7 million parameters.
 
 BATCH = 16
 SQUAD_ROUNDS = 2
@@ -150,7 +149,7 @@ def _plain_squad_step(trainable: Generation) -> Callable[[], None]:
 
 
 def padded(split: PackedQuestions, chosen: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Texts padded to ``context`` and the label of every position, both ``(batch, context)``."""
+    """Texts padded to ``context``, and the label of every position, both ``(batch, context)``."""
     tokens = torch.zeros(len(chosen), context, dtype=torch.long)
     labels = torch.full_like(tokens, IGNORED)
     for row, number in enumerate(chosen.tolist()):
@@ -163,11 +162,10 @@ def padded(split: PackedQuestions, chosen: Tensor, context: int) -> tuple[Tensor
     return tokens, labels
 
 
-# --- The toy language: a plain PyTorch loop against the compiled engine, per step ---
-# Plain is what a researcher writes first: 32 calls of ``numpy.random.Generator.choice`` per batch, one-hot
-# vectors, a module, autograd, SGD; one training on one thread. Ours trains the 40 cells of figure 2 (eight
-# panels, five seeds) in two threads of one process. Both draw new sequences for every step, and neither is
-# evaluated along the way.
+# --- The toy language: a plain PyTorch loop against the compiled engine, per step --- The plain way is a
+# straightforward script: 32 calls of ``numpy.random.Generator.choice`` per batch, one-hot vectors, a module,
+# autograd, SGD; one training on one thread. Ours trains the 40 cells of figure 2 (eight panels, five seeds)
+# in two threads of one process. Both draw new sequences in every step, without evaluations.
 
 PANELS = list("abcdefgh")
 SEEDS, THREADS = 5, 2
@@ -175,7 +173,7 @@ TOY_ROUNDS, TOY_PLAIN_STEPS, TOY_STEPS = 5, 60, 1000
 
 
 def run_synthetic(progress: Progress) -> dict[str, Any]:
-    """Seconds per step of both ways and their ratio; the engine compiles in the round that warms up."""
+    """Seconds per step of both ways and their ratio; the engine compiles in the warm-up round."""
     cells = [replace(panel.cell, fresh=True, stop="never") for panel in panels("literal", PANELS)]
     trainers = [Trainer(replace(cell, seed=seed)) for cell in cells for seed in range(SEEDS)]
     steps = [_plain_toy_step(cell) for cell in cells]
@@ -218,7 +216,7 @@ def _plain_toy_step(cell: SyntheticCell) -> Callable[[], Any]:
     return step
 
 
-# --- The paper's models as anybody would write them, which tests compare ours with ---
+# --- The paper's models, written plainly; tests compare ours with them ---
 
 
 class PlainClassifier(nn.Module):
@@ -250,7 +248,7 @@ class _PlainBlock(nn.Module):
             setattr(self, name.rpartition(".")[2], _copy(parameter))
 
     def forward(self, stream: Tensor) -> Tensor:
-        block: Any = self  # its weights have the names of the block's
+        block: Any = self  # it has the block's weights by name
 
         def by_head(weight: Tensor, bias: Tensor) -> Tensor:
             return torch.einsum("btd,hde->bhte", stream, weight) + bias[:, None]
@@ -266,7 +264,7 @@ class _PlainBlock(nn.Module):
 
 
 class PlainGenerator(nn.Module):
-    """A copy of a :class:`GPTAnswerGenerator` with dropout as torch does it."""
+    """A copy of a :class:`GPTAnswerGenerator` with torch's dropout."""
 
     def __init__(self, model: GPTAnswerGenerator, dropout: float = 0.0) -> None:
         super().__init__()
@@ -290,7 +288,7 @@ class _PlainGeneratorBlock(nn.Module):
     def __init__(self, block: nn.Module, dropout: float) -> None:
         super().__init__()
         self.rate = dropout
-        self.block = deepcopy(block)  # for its weights: nothing of it is called but linear maps and norms
+        self.block = deepcopy(block)  # only its linear maps and norms are called
 
     def forward(self, stream: Tensor) -> Tensor:
         block: Any = self.block
@@ -308,7 +306,7 @@ class _PlainGeneratorBlock(nn.Module):
 
 
 def _causal(query: Tensor, key: Tensor) -> Tensor:
-    """Attention (batch, head, query, key) on what stands before."""
+    """Causal attention (batch, head, query, key)."""
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(hidden, -torch.inf).softmax(-1)
@@ -321,10 +319,10 @@ def _copy(parameter: Tensor) -> nn.Parameter:
 class AttentionModel(nn.Module):
     """One of the four parameterizations; its layers are named as in ``layer_names``.
 
-    It reads tokens (batch, context + 1), the last of which is the query, and returns logits
-    (batch, outputs) for the next token: of the whole vocabulary, or of the tokens ``outputs`` only.
-    The query looks at the context, and with ``attend_query`` at itself. Scores are multiplied by
-    ``score_scale`` (1 in the paper, 1/sqrt(50) as released).
+    It reads tokens (batch, context + 1), of which the last is the query, and returns logits (batch, outputs)
+    for the next token, over the whole vocabulary or only the tokens ``outputs``. The query attends to the
+    context and, with ``attend_query``, to itself. Scores are multiplied by ``score_scale`` (1 in the paper,
+    1/sqrt(50) in the released code).
 
     >>> model = AttentionModel("FACO")
     >>> [name for name, _ in model.named_parameters()]

@@ -1,7 +1,7 @@
-"""Any sweep or training as documents of the page, made from the cells of its store.
+"""Documents of the page for any sweep or training, made from the cells of its store.
 
-Cells of one kind and task are a *group*, and become a chapter. Cells that differ in nothing but their seed
-are one arm, which is named by the settings in which it differs from the others of its group.
+Cells of one kind and task form a *group*, which becomes a chapter. Cells that differ only in their seed form
+an arm, which is named by the settings that distinguish it from the other arms of its group.
 """
 
 import re
@@ -32,7 +32,7 @@ from fasterqk_lab.runs import Store
 from fasterqk_lab.runs._store import read_result, read_sealed
 from fasterqk_lab.runs._table import STATES, Summary, flatten, headline, summarize, with_lists_as_text
 
-# What is drawn of a training; of another function's history, its first numbers.
+# The curves of a training; histories of other functions are drawn by their first numbers.
 _DRAWN = {
     "loss": "training loss",
     "mrta": "attention on relevant tokens (MRTA)",
@@ -40,11 +40,11 @@ _DRAWN = {
 }
 _ACROSS = ("epoch", "step")
 _OTHERS_DRAWN = 4
-# Arms are compared in attention, and in these beside it.
+# The score that decides a comparison of arms, and the scores shown with it.
 _DECIDES, _BESIDE = ("mrta",), ("ac", "acmc", "test_accuracy")
 _LABELS = {"mass": "attention on relevant tokens (MRTA)", "null": "MRTA, uniform attention"}
 _LABELS |= {"loss": "training loss", "accuracy": "test accuracy"}
-# More arms than this cannot be told apart in one chart: two for each colour.
+# The most arms that can be distinguished in one chart: two for each colour.
 ARMS_DRAWN = 2 * len(COLORS)
 
 Points = list[Mapping[str, Any]]
@@ -52,14 +52,14 @@ Points = list[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the store; its result is read when it is asked for."""
+    """A cell of the store; its result is read on first access."""
 
     folder: Path
     about: Summary
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The settings of its configuration, flat."""
+        """The flat settings of its configuration."""
         return flatten(with_lists_as_text(self.about.fields))
 
     @property
@@ -85,7 +85,7 @@ class Cell:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Equal rates first, then rising ratios, then other settings."""
+        """The sort key: equal rates first, then rising ratios, then other settings."""
         return self.ratio != 1, self.ratio, canonical_json(plain(self.settings)), str(self.seed)
 
     @cached_property
@@ -103,7 +103,7 @@ class Cell:
 
     @property
     def history(self) -> Points:
-        """What was measured along the way; nothing of a training that diverged."""
+        """The measurements along training; empty if it diverged."""
         history = self.result.get("history")
         if self.result.get("diverged") or not isinstance(history, list):
             return []
@@ -111,7 +111,7 @@ class Cell:
 
     @property
     def losses(self) -> Points:
-        """The history where it has a loss, if the result has attention on test data: it can be compared."""
+        """The points of the history with a loss; empty unless the cell can be compared in test attention."""
         test = self.result.get("test")
         if not isinstance(test, Mapping) or mean_of(test.get("mrta")) is None:
             return []
@@ -120,20 +120,20 @@ class Cell:
 
     @property
     def compared(self) -> dict[str, Any]:
-        """What arms are compared by; functions of other people may return anything beside it."""
+        """The part of the result that comparisons use; users' functions may return anything else as well."""
         test = {name: value for name, value in self.result["test"].items() if name != "groups"}
         last = {"loss": self.losses[-1]["loss"], "reached": self.result.get("reached")}
         return {**last, "test": test, "history": self.losses}
 
 
 def read_cells(out: Path) -> list[Cell]:
-    """All cells of the store under ``out``, in the order of their settings."""
+    """All cells of the store in ``out``, sorted by their settings."""
     cells = [Cell(folder, summarize(folder)) for folder in Store(out).cells()]
     return sorted(cells, key=lambda cell: cell.order)
 
 
 def what_was_run(cells: Sequence[Cell]) -> str:
-    """How many cells there are in which state, and how long they computed."""
+    """The numbers of cells by state, and their computing time, in words."""
     states = Counter(cell.about.state for cell in cells)
     seconds = sum(cell.about.seconds or 0 for cell in cells)
     parts = [f"{states[state]} {state}" for state in STATES if states[state]]
@@ -142,9 +142,9 @@ def what_was_run(cells: Sequence[Cell]) -> str:
 
 
 def save_cells(cells: Sequence[Cell], out: Path) -> str:
-    """Write effects, figures and tables of all groups of ``cells`` as experiments write theirs.
+    """Write effects, figures and tables of all groups of ``cells`` in the format of experiments.
 
-    Returns what they reached in a sentence, empty without attention.
+    Returns a sentence about the attention they reached; empty if there is none.
     """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -169,11 +169,11 @@ def _save_group(group: str, cells: Sequence[Cell], out: Path) -> str:
         save_forest(effects, titles, out, name, **about)
     _save_curves(arms, out, name, f"{group}: along training", caption)
     conditions = _condition_rows(arms, varied)
-    same = "All other settings are the same; fasterqk-lab runs show prints them."
+    same = "All other settings are equal; fasterqk-lab runs show prints them."
     tables = {
-        "conditions": ("what each condition reached", conditions, ""),
-        "differences": ("what differs between the configurations", _setting_rows(cells, everywhere), same),
-        "every": ("every cell", _cell_rows(cells, everywhere), ""),
+        "conditions": ("results by condition", conditions, ""),
+        "differences": ("differences between the configurations", _setting_rows(cells, everywhere), same),
+        "every": ("all cells", _cell_rows(cells, everywhere), ""),
     }
     for kind, (title, rows, more) in tables.items():
         if rows:
@@ -182,14 +182,14 @@ def _save_group(group: str, cells: Sequence[Cell], out: Path) -> str:
 
 
 def _varied(cells: Sequence[Cell]) -> list[str]:
-    """The settings that differ between ``cells``, in the order of their configuration."""
+    """The settings that differ between ``cells``, in the order of the configuration."""
     names = dict.fromkeys(name for cell in cells for name in cell.settings)
     known = [cell for cell in cells if cell.fields]
     return [name for name in names if len({repr(cell.settings.get(name)) for cell in known}) > 1]
 
 
 def _label(cell: Cell, varied: Sequence[str]) -> str:
-    """An arm by its differences: ``qk_ratio 30, lr 0.001``."""
+    """The name of an arm by its distinguishing settings: ``qk_ratio 30, lr 0.001``."""
     return ", ".join(f"{name} {_shown(cell.settings.get(name))}" for name in varied) or "all cells"
 
 
@@ -199,13 +199,14 @@ def _shown(value: Any) -> str:
     return number_text(value) if isinstance(value, int | float) else str(value or "none")
 
 
-# --- Effects: each arm against that with equal rates which agrees in all else, or against the first ---
+# --- Effects: each arm against the one with equal rates and otherwise equal settings, or against the first
+# ---
 
 
 def _effects(
     group: str, arms: Mapping[str, Sequence[Cell]], others: Sequence[str]
 ) -> tuple[list[Effect], dict[str, float]]:
-    """The effects, and how much faster the query-key circuit of each arm learns than its baseline's."""
+    """The effects, and the ratio of each arm relative to that of its baseline."""
     trained = {arm: [cell for cell in cells if cell.losses] for arm, cells in arms.items()}
     trained = {arm: cells for arm, cells in trained.items() if cells}
     by_ratio = len({cells[0].ratio == 1 for cells in trained.values()}) == 2
@@ -231,7 +232,7 @@ def _effects(
 
 
 def _save_curves(arms: Mapping[str, Sequence[Cell]], out: Path, name: str, title: str, caption: str) -> None:
-    """Draw what every cell measured along the way; nothing where nothing can be drawn."""
+    """Draw the history of every cell, if there is anything to draw."""
     cells = [(arm, cell) for arm, members in arms.items() for cell in members if cell.history]
     names = list(dict.fromkeys(arm for arm, _ in cells))
     points = [point for _, cell in cells for point in cell.history]
@@ -245,7 +246,7 @@ def _save_curves(arms: Mapping[str, Sequence[Cell]], out: Path, name: str, title
         return
     nulls = [mean for _, cell in cells if (mean := mean_of(headline(cell.result).get("null"))) is not None]
     if len(names) > ARMS_DRAWN:
-        caption += f" The first {ARMS_DRAWN} of {len(names)} conditions; the table has all of them."
+        caption += f" Only the first {ARMS_DRAWN} of {len(names)} conditions; the table has all of them."
     panels = []
     for key in drawn:
         lines: list[Line] = []
@@ -267,7 +268,7 @@ def _save_curves(arms: Mapping[str, Sequence[Cell]], out: Path, name: str, title
 
 
 def _condition_rows(arms: Mapping[str, Sequence[Cell]], varied: Sequence[str]) -> list[dict[str, Any]]:
-    """What each arm reached: its loss, and its attention beside that of uniform attention."""
+    """The final numbers of each arm, such as its loss, its attention and the null of that."""
     rows: list[dict[str, Any]] = []
     for cells in arms.values():
         row: dict[str, Any] = {name: _shown(cells[0].settings.get(name)) for name in varied}
@@ -282,7 +283,7 @@ def _condition_rows(arms: Mapping[str, Sequence[Cell]], varied: Sequence[str]) -
 
 
 def _what_was_reached(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Attention over all arms, in a sentence."""
+    """A sentence about the attention of all arms."""
     masses, nulls = (
         [mean for row in rows if (mean := mean_of(plain(row.get(key)))) is not None]
         for key in ("mass", "null")
@@ -295,7 +296,7 @@ def _what_was_reached(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _setting_rows(cells: Sequence[Cell], varied: Sequence[str]) -> list[dict[str, Any]]:
-    """What differs between the configurations: every setting that varies, with its values."""
+    """Every setting that varies between the configurations, with its values."""
     rows = []
     for setting in (*varied, "seed") if len(cells) > 1 else ():
         values = [cell.fields[setting] for cell in cells if setting in cell.fields]

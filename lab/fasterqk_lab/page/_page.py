@@ -1,12 +1,13 @@
-"""The report: one self-contained HTML page, under three megabytes, from whatever a results folder holds.
+"""The report: a self-contained HTML page, under three megabytes, of a results folder.
 
-It shows the figures and tables that the pages of docs/results show too, examples of attention, and claims.
-``fasterqk_lab.compare`` decides what an effect shows; the page repeats that (``stands``) and adds no rule.
+It shows figures and tables (as in docs/results), examples of attention, and claims. ``fasterqk_lab.compare``
+decides the standing of an effect (``stands``); the page only repeats it.
 """
 
 import base64
 import os
 import re
+import shlex
 import tempfile
 import textwrap
 import tomllib
@@ -31,7 +32,7 @@ from fasterqk_lab.figures._documents import Document, load_documents, read_effec
 from fasterqk_lab.page._cells import Cell, read_cells, save_cells, what_was_run
 
 PAGE_BYTES = 3_000_000
-# Shares of the page; a cell of a table takes about 90 bytes with its markup.
+# Limits for parts of the page; a table cell takes about 90 bytes with its markup.
 _IMAGE_BYTES = 1_700_000
 _ONE_IMAGE_BYTES = 600_000
 _EXAMPLES_BYTES = 350_000
@@ -41,9 +42,9 @@ REPORT_SCRIPTS = (*CHART_SCRIPTS, *(f"report-{part}.js" for part in ("tables", "
 _FOLDERS = ("effects", "figures", "examples", "tables")
 QUESTION = "Does faster query-key learning sharpen attention?"
 ATTENTION = "mrta"
-# Tables of a chapter with more rows than this, taken together, are folded.
+# The tables of a chapter are folded if they have more rows than this in total.
 _ROWS_SHOWN = 12
-# The chart of the first screen, with at most so many effects, in lines of so many letters.
+# The chart of the first screen: its name, its largest number of effects, and the width of its labels.
 _OVERVIEW, _EFFECTS, _LABEL = "overview", 30, 30
 _SEE_IN_DTAP = "Further right: more attention on the relevant words. Further up: surer of the right answer."
 
@@ -51,10 +52,9 @@ _SEE_IN_DTAP = "Further right: more attention on the relevant words. Further up:
 def write_page(out: Path, path: Path | None = None, *, title: str | None = None) -> Path:
     """Write the report of the results folder ``out`` to ``path`` (default ``out/report.html``).
 
-    Effects, figures, tables, examples and claims are found in the folders of these names. ``title`` stands
-    at the top instead of the question that the page answers. Returns the path; a page at its default place
-    has the explorer beside it, and links to it. A folder that holds nothing to show is an error that says
-    how to fill it.
+    Effects, figures, tables, examples and claims come from the folders of these names. ``title`` replaces the
+    question at the top. A page at the default path also writes the explorer next to it, and links to it.
+    Returns the path; raises if the folder has nothing to show.
     """
     out = Path(out)
     beside = path is None or Path(path).resolve() == (out / "report.html").resolve()
@@ -65,19 +65,19 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
 
 
 def _page(out: Path, path: Path, drawn: Path, title: str | None, beside: bool) -> str:
-    """The page; what no experiment wrote is drawn now, in the folder ``drawn``."""
+    """The page; documents of cells without an experiment are written to the folder ``drawn``."""
     documents = {folder: load_documents(out, folder) for folder in _FOLDERS}
     of_the_paper = any(documents.values())
     cells = read_cells(out)
     slugs = {chapter_of(document["name"]).slug for group in documents.values() for document in group}
     reached = save_cells(_uncovered(cells, slugs), drawn)
     for folder in _FOLDERS:
-        # There is no file of them that the page could link to.
+        # The page cannot link to temporary files.
         documents[folder] += [{**document, "file": ""} for document in load_documents(drawn, folder)]
     if not any(documents.values()):
         raise InputError(
-            f"{str(out)!r} holds no figures, tables or examples, and no cells of a sweep or training; "
-            f"make some with: fasterqk-lab reproduce all --out {str(out)!r}"
+            f"{str(out)!r} has no figures, tables, examples or cells; "
+            f"make some with: fasterqk-lab reproduce all --out {shlex.quote(str(out))}"
         )
     shown = {
         "figures": documents["figures"],
@@ -111,7 +111,7 @@ def _page(out: Path, path: Path, drawn: Path, title: str | None, beside: bool) -
         slugs={chapter.place.slug for chapter in chapters},
         chapter_of=chapter_of,
         run=run,
-        missing=f"{run}. Only what is done is on this page." if unfinished else "",
+        missing=f"{run}. This page shows only finished cells." if unfinished else "",
         explorer=beside and of_the_paper,
         mark=mark,
         glossary={term: TERMS[term] for term in terms_in([json_text(plain([shown, claims]))])},
@@ -131,7 +131,7 @@ def _page(out: Path, path: Path, drawn: Path, title: str | None, beside: bool) -
 
 
 def _save_overview(documents: Sequence[Document], drawn: Path) -> Document | None:
-    """Draw the change in attention of all comparisons for the first screen; None without any."""
+    """Draw the change in attention of all comparisons for the first screen; None without comparisons."""
     effects: dict[str, Effect] = {}
     for document in documents:
         records = [record for record in document["effects"] if record["score"] == ATTENTION]
@@ -150,7 +150,7 @@ def _save_overview(documents: Sequence[Document], drawn: Path) -> Document | Non
 
 
 def count_verdicts(claims: Sequence[Mapping[str, str]]) -> str:
-    """How many claims have which verdict.
+    """The number of claims by verdict, in words.
 
     >>> count_verdicts([{"verdict": "confirmed"}, {"verdict": "not run"}, {"verdict": "not run"}])
     'confirmed 1, not run 2'
@@ -164,7 +164,7 @@ def _assets() -> Traversable:
 
 
 def _body(**values: Any) -> str:
-    """The body of the page; autoescape is on: text from data is shown as text."""
+    """The body of the page; text from data is escaped."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -174,7 +174,7 @@ def _body(**values: Any) -> str:
     return environment.from_string(template).render(**values)
 
 
-# --- What the page says ---
+# --- The answer, the cells and the example of the first screen ---
 
 _SAID_FIRST = {
     "more": "puts more attention on the relevant words",
@@ -186,9 +186,9 @@ _SAID_THEN = {"too small to matter": "a change too small to matter"}
 
 
 def answer(effects: Iterable[tuple[str, Document]]) -> str:
-    """What faster query-key learning does at equal loss, by chapter, in one sentence; empty without any.
+    """The effect of faster query-key learning at equal loss, by chapter, in one sentence, or ``""``.
 
-    ``effects`` are the records of :func:`fasterqk_lab.figures.effect_record`, each with its chapter.
+    ``effects`` are chapters with records of :func:`fasterqk_lab.figures.effect_record`.
     """
     faster = [
         (chapter, effect["stands"])
@@ -217,23 +217,22 @@ def count(number: int, noun: str) -> str:
 
 
 def _uncovered(cells: Sequence[Cell], slugs: set[str]) -> list[Cell]:
-    """The cells that no document is about: all without documents, else trainings on other tasks."""
-    # Experiments that are named after what they vary (layers, ablation, ...) run on HateXplain.
+    """The cells without a document: all of them if there are no documents, else trainings on other tasks."""
+    # Experiments named after the setting they vary (layers, ablation, ...) run on HateXplain.
     others = any(slug not in _DATA and not slug.startswith("figure-") for slug in slugs)
     covered = slugs | ({"hatexplain"} if others else set())
     return [cell for cell in cells if not slugs or (cell.is_training and cell.group not in covered)]
 
 
-# The example of the first screen comes from the data that are closest to what people write.
+# The example of the first screen comes from the most natural data.
 _EXAMPLES_FROM = ("hatexplain", "sva", "squad", "agreement")
 
 
 def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> Document | None:
-    """Which example the first screen shows, as ``{name, index, arms, titles, note}``; None without examples.
+    """The example of the first screen, as ``{name, index, arms, titles, note}``; None without examples.
 
-    Of the examples that both arms answer rightly (of all, if there are none) it is the shortest among the two
-    thirds in which the arms differ most in their attention on relevant words; ``note`` says so. ``titles``
-    say what the arms are.
+    Of the examples that both arms answer correctly (or of all), it is the shortest among the two thirds with
+    the largest difference in attention on relevant words; ``note`` says so. ``titles`` describe the arms.
     """
     ratios = {
         (document["name"], effect["arm"]): effect.get("ratio")
@@ -260,7 +259,7 @@ def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> 
         ]
         ranked = sorted(right or differences, key=lambda index: -differences[index])
         most = ranked[: max(1, 2 * len(ranked) // 3)]
-        among = " that both models answer rightly" if right else ""
+        among = " that both models answer correctly" if right else ""
         faster = {
             arm: f"{arm}: query-key learning rate times {ratio:g}"
             for arm in arms
@@ -278,7 +277,7 @@ def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> 
 
 
 def _mass(example: Document, arm: str) -> float | None:
-    """Attention of ``arm`` on the relevant words of an example, in rollout or the first layer there is."""
+    """Attention of ``arm`` on the relevant words of an example, in rollout or else in the first layer."""
     layers = (example["arms"].get(arm) or {}).get("layers") or {}
     weights: list[float] = layers.get("rollout") or next(iter(layers.values()), [])
     total = sum(weights)
@@ -287,12 +286,12 @@ def _mass(example: Document, arm: str) -> float | None:
     return float(sum(w * r for w, r in zip(weights, example["relevance"], strict=True)) / total)
 
 
-# --- Chapters: in the order of the paper, then whatever else there is ---
+# --- Chapters: in the order of the paper, then all others ---
 
 _FIGURE = re.compile(r"fig(?:ure)?[-_]?0*(\d+)")
 _TABLE = re.compile(r"table\d*(?:[-_]|$)")
 
-# What the tables measure, in the paper's order; the made-up languages need no data and come first.
+# The data of tables in the paper's order; your own data and generated languages come first.
 _DATA = {
     "jsonl": "Your data",
     "agreement": "Agreement",
@@ -305,7 +304,7 @@ _DATA = {
 
 @dataclass(frozen=True, order=True)
 class Chapter:
-    """A chapter of the report; the fields are its place, so chapters sort in the paper's order."""
+    """A chapter of the report; its fields sort chapters in the paper's order."""
 
     kind: int
     number: int
@@ -314,7 +313,7 @@ class Chapter:
 
 
 def chapter_of(name: str) -> Chapter:
-    """The chapter that the document ``name`` belongs to: its figure, its data, or the first word of its name.
+    """The chapter of the document ``name``: its figure, its data, or the first word of its name.
 
     >>> [chapter_of(name).title for name in ("fig2-dtap", "table-squad-paper-end", "measure-scores")]
     ['Figure 2', 'SQuAD', 'Measure']
@@ -333,10 +332,10 @@ def chapter_of(name: str) -> Chapter:
 
 
 def in_chapters(folders: dict[str, list[Document]]) -> list[tuple[Chapter, list[tuple[str, Document]]]]:
-    """Chapters in order, each with its ``(folder, document)`` pairs.
+    """The chapters in order, with their ``(folder, document)`` pairs.
 
-    ``folders`` maps a folder (``figures``, ``tables``, ...) to its documents; within a chapter the folders
-    keep the order of that mapping and documents are sorted by name, numbers by value.
+    ``folders`` maps folders (``figures``, ``tables``, ...) to documents. Within a chapter, folders keep the
+    order of the mapping, and documents are sorted by name, with numbers by value.
     """
     chapters: dict[Chapter, list[tuple[str, Document]]] = {}
     for folder, documents in folders.items():
@@ -347,7 +346,7 @@ def in_chapters(folders: dict[str, list[Document]]) -> list[tuple[Chapter, list[
 
 @dataclass(frozen=True)
 class Arranged:
-    """A chapter as the page shows it: its figures in order as ``(kind, document)``, and its tables."""
+    """A chapter of the page: its figures in order as ``(kind, document)``, and its tables."""
 
     place: Chapter
     figures: list[tuple[str, Document]]
@@ -375,13 +374,13 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
-# --- Fitting: what is too large is thinned, and says so ---
+# --- Fitting: documents that are too large are cut, with a note ---
 
 
 def fit_examples(sets: list[Document]) -> list[Document]:
-    """The example sets, each cut to its share of the page; ``total`` says how many there were.
+    """The example sets, each cut to its share of the page; ``total`` is the original number of examples.
 
-    Where the share has no room for all examples with their heads, the heads go first.
+    If the examples do not fit with their heads, the heads are left out first.
     """
     share = _EXAMPLES_BYTES // max(1, len(sets))
     fitted = []
@@ -409,7 +408,7 @@ def _without_heads(example: Document) -> Document:
 
 
 def fit_tables(tables: list[Document]) -> list[Document]:
-    """The tables, cut after the rows that fit; a cut table says so in its caption."""
+    """The tables, cut to the rows that fit, with a note in the caption."""
     left = _TABLE_CELLS
     fitted = []
     for table in tables:
@@ -431,7 +430,7 @@ def fit_tables(tables: list[Document]) -> list[Document]:
 def html_table(table: Document) -> Document:
     """``table`` with its ``heads`` and ``lines`` of cells, each as ``(HTML attributes, text)``.
 
-    Scripts sort by ``data-sort``; styles tell texts, our numbers, the paper's and the null's apart by class.
+    Scripts sort by ``data-sort``; classes distinguish texts, our numbers, the paper's and the null's.
     """
     columns, rows = table["columns"], table["rows"]
     heads = [
@@ -454,24 +453,24 @@ def _class(column: Mapping[str, Any], *values: Any) -> str:
 # --- Definitions of abbreviations ---
 
 _WORDS: dict[str, str] = tomllib.loads(_assets().joinpath("terms.toml").read_text(encoding="utf-8"))
-# Scores are described where they are computed.
+# The registry of scores has their descriptions.
 TERMS = {
     term: text.format(description=SCORES[term].description if term in SCORES else "")
     for term, text in _WORDS.items()
 }
 _TERM = re.compile(rf"(?<![\w-])({'|'.join(TERMS)})(?![\w-])")
-# Terms that are marked wherever they stand; the others are in the list of words only.
+# Terms that are marked in the text; the others are only in the glossary.
 _MARKED = {term for term in TERMS if term.isupper() and len(term) > 1} - {"QK", "OV"}
 
 
 def terms_in(texts: Iterable[Any]) -> list[str]:
-    """The terms with a definition that occur in ``texts``, in the order of the list."""
+    """The defined terms that occur in ``texts``, in the order of the glossary."""
     present = {term for text in texts if isinstance(text, str) for term in _TERM.findall(text)}
     return [term for term in TERMS if term in present]
 
 
 def mark(text: Any) -> Any:
-    """``text``, escaped, with every abbreviation that has a definition as an ``abbr`` element."""
+    """The escaped ``text`` with every defined abbreviation as an ``abbr`` element."""
     from markupsafe import Markup, escape
 
     def marked(match: re.Match[str]) -> str:
@@ -483,12 +482,12 @@ def mark(text: Any) -> Any:
 
 # --- Links to the files of the results folder, and pictures inside the page ---
 
-# What may stand unchanged in a data address inside a quoted attribute; quotes and ampersands may not.
+# Characters that need no encoding in a data address inside a quoted attribute: not quotes and ampersands.
 _SAFE = " <>/:;=?@[]^`{|}~!$'()*+,"
 
 
 class Links:
-    """Addresses for one page; pictures are taken in until the page is full."""
+    """Addresses for one page; pictures are embedded until the page is full."""
 
     def __init__(self, out: Path, page: Path, drawn: Path) -> None:
         self._folders = [out / "figures", drawn / "figures"]
@@ -496,13 +495,13 @@ class Links:
         self._left = _IMAGE_BYTES
 
     def to(self, file: str) -> str:
-        """The address of a file of the results folder, as seen from the page."""
+        """The address of a file of the results folder, relative to the page."""
         return quote(Path(self._base, file).as_posix())
 
     def picture(self, name: str) -> str | None:
-        """The figure as a data address: SVG, or PNG when that is too large; None when neither fits.
+        """The figure as a data address: SVG, or PNG if that is too large; None if neither fits.
 
-        As pictures, several SVGs can use the same ids, and a script inside one is dead.
+        Inside an ``img``, several SVGs can use the same ids, and their scripts do not run.
         """
         from markupsafe import Markup
 
@@ -518,7 +517,7 @@ class Links:
         """The width in pixels below which the text of a figure is too small to read."""
         path = self._find(f"{name}.svg")
         if not path.is_file():
-            raise InputError(f"{str(path)!r} is missing beside its .json; make the figure again")
+            raise InputError(f"{str(path)!r}, which belongs to a .json, is missing; make the figure again")
         width = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', path.read_text(encoding="utf-8")[:2000])
         return round(float(width[1])) if width else 520
 
@@ -528,7 +527,7 @@ class Links:
 
 
 def _svg_address(path: Path) -> str:
-    # Percent-encoding leaves nearly all of an SVG as it is, where base64 would add a third.
+    # Percent-encoding leaves an SVG almost unchanged; base64 would add a third.
     return "data:image/svg+xml," + quote(themed(path.read_text(encoding="utf-8")), safe=_SAFE)
 
 

@@ -1,4 +1,4 @@
-"""Tasks: token ids with a class or an answer and, where they are known, the tokens that decide it."""
+"""Tasks: token ids with a class or an answer and, where known, the tokens that decide it."""
 
 from fasterqk_lab.tasks._registry import TASKS as TASKS
 from fasterqk_lab.tasks._registry import AnswerTask as AnswerTask

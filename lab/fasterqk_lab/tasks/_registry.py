@@ -1,8 +1,8 @@
-"""What a task is, the registry of tasks, and where their files are looked for.
+"""The types of tasks, the registry of tasks, and the search for their files.
 
-A task has splits of data, each with the tokens that decide the answer where they are known. The answer is
-either a class (`ClassificationTask`) or a text that is generated (`AnswerTask`). A new task is one line in
-``TASKS`` and one module of its name in this folder.
+A task has splits of data, each with the tokens that decide the answer, where known. The answer is either a
+class (`ClassificationTask`) or a generated text (`AnswerTask`). A new task is one line in ``TASKS`` and one
+module of its name in this folder.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from fasterqk.files import read_lines, user_cache
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Task:
-    """What tasks of both kinds have.
+    """The common part of both kinds of tasks.
 
-    ``splits`` has ``train``, ``validation`` and ``test``. Token ids index ``vocabulary`` (what a token looks
-    like). ``sensitive`` texts are not shown without being asked for. ``files`` maps each file that was read
-    to its SHA-256, and ``skipped`` a reason to how many rows were left out for it.
+    ``splits`` has ``train``, ``validation`` and ``test``. Token ids index ``vocabulary`` (the text of a
+    token). ``sensitive`` texts are only shown on request. ``files`` maps each file that was read to its
+    SHA-256, and ``skipped`` each reason to the number of rows that were left out for it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Task:
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         return len(self.vocabulary)
 
 
@@ -51,7 +51,7 @@ class Task:
 class LabelledInstance:
     """A text as token ids, with its class ``label`` and ``relevance``: one weight per token, or None.
 
-    ``groups`` maps a name to a whole number, by which accuracy is told apart (``attractors`` in the
+    ``groups`` maps names to integers, by which accuracy is reported separately (``attractors`` in the
     agreement tasks).
     """
 
@@ -64,10 +64,10 @@ class LabelledInstance:
 
 @dataclass(frozen=True, eq=False)
 class LabelledInstances:
-    """The instances of a split in flat arrays, which are quick to batch.
+    """The instances of a split in flat arrays, which are fast to batch.
 
-    Instance i has ``tokens[offsets[i]:offsets[i + 1]]`` and the same slice of ``relevance``, which is zero
-    where ``rated[i]`` is false (no relevance is known). ``groups`` has one whole number per instance.
+    Instance i has ``tokens[offsets[i]:offsets[i + 1]]`` and the same slice of ``relevance``, which is zero if
+    ``rated[i]`` is false (unknown relevance). ``groups`` has one integer per instance.
     """
 
     ids: tuple[str, ...]
@@ -102,7 +102,7 @@ class LabelledInstances:
 
     @classmethod
     def by_split(cls, pairs: Iterable[tuple[str, LabelledInstance]]) -> "dict[str, LabelledInstances]":
-        """The three splits from single instances, each with the name of its split."""
+        """The three splits from pairs of a split's name and an instance."""
         splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLITS}
         for split, instance in pairs:
             splits[split].append(instance)
@@ -135,7 +135,7 @@ class LabelledInstances:
         return LabelledInstances.collect(self[int(index)] for index in chosen)
 
     def truncate(self, length: int) -> "LabelledInstances":
-        """The instances with at most ``length`` tokens each, cut at the end."""
+        """The instances, cut at the end to at most ``length`` tokens each."""
         if not len(self) or int(self.lengths.max()) <= length:
             return self
         keep = np.concatenate([np.arange(n) < length for n in self.lengths])
@@ -168,8 +168,8 @@ class ClassificationTask(Task):
 class Questions:
     """Questions of one split, one entry each.
 
-    A prompt is followed by its answer, whose last token is the end token. ``relevance`` has one weight
-    per prompt token, 1 where it overlaps the gold answer. ``gold`` has all accepted answers as text.
+    A prompt is followed by its answer, which ends with the end token. ``relevance`` has one weight per prompt
+    token, 1 if it overlaps the gold answer. ``gold`` has all accepted answers as text.
     """
 
     ids: tuple[str, ...]
@@ -197,9 +197,8 @@ class Questions:
 class AnswerTask(Task):
     """A task whose answer is generated from a prompt.
 
-    The token ``end`` closes every answer; ``text`` turns generated ids (without ``end``) into what is
-    compared with the gold answers. ``vectors`` are word vectors to start from, one row per token, NaN where
-    there is none.
+    The token ``end`` closes every answer; ``text`` converts generated ids (without ``end``) to text that is
+    comparable with the gold answers. ``vectors`` are initial word vectors, one row per token, NaN if unknown.
     """
 
     splits: Mapping[str, Questions]
@@ -210,10 +209,10 @@ class AnswerTask(Task):
 
 # --- The registry ---
 
-# A task is one line here and one module of its name in this package, which has
-#   FORMS                                 names of the forms its data comes in; the first is the default;
+# A task is one line here and one module of its name in this package, with
+#   FORMS                                 the names of the forms of its data; the first is the default;
 #   NEEDS                                 the `Files` that it reads;
-#   load(form, file, folder) -> Task      `file` is the user's own file, `folder` the data folder.
+#   load(form, file, folder) -> Task      `file` is the user's file, `folder` the data folder.
 TASKS = {
     "hatexplain": "posts that are hateful, offensive or normal, with the annotators' rationales",
     "sva": "Linzen's sentences: is the verb singular or plural? Whole, or up to the verb",
@@ -226,7 +225,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path | None = None) -> Task:
-    """The task of that name; its files are looked for where :func:`data_folder` says.
+    """The task of that name, with its files from the folder that :func:`data_folder` returns.
 
     ``form`` is one of the forms of the task, ``file`` the data of task ``jsonl``. Tasks are cached; a
     ``file`` that changed is read again.
@@ -246,27 +245,24 @@ def _load(name: str, form: str, file: str, content: str, folder: Path) -> Task:
 
 
 def task_module(name: str) -> Any:
-    """The module of a task; an unknown name is an error that lists the known ones."""
+    """The module of a task; raises for an unknown name."""
     check_task(name)
     return import_module(f"fasterqk_lab.tasks.{name}")
 
 
 def check_task(name: str, form: str = "", file: str = "") -> None:
-    """Raise :class:`~fasterqk.errors.InputError` unless there is a task of that name, with that form.
-
-    Only task "jsonl" reads a ``file``.
-    """
+    """Raise :class:`~fasterqk.errors.InputError` for an unknown task or form, or an unused ``file``."""
     if name not in TASKS:
         raise InputError(f"unknown task {name!r}{suggestion(str(name), list(TASKS))}")
     if form and form not in (known := task_module(name).FORMS):
         forms = ", ".join(map(repr, known))
         raise InputError(f"task {name!r} has no form {form!r}; its forms are {forms}")
     if file and name != "jsonl":
-        raise InputError(f"task {name!r} reads no file of yours; {file!r} belongs to task 'jsonl'")
+        raise InputError(f"task {name!r} does not read your own file; {file!r} belongs to task 'jsonl'")
 
 
 def left_out(skipped: Mapping[str, int]) -> str:
-    """What was left out of the data and why, in words.
+    """The numbers of rows that were left out of the data, with the reasons, in words.
 
     >>> left_out({"an unknown label": 3, "no text": 1})
     '3 with an unknown label, 1 with no text'
@@ -275,7 +271,7 @@ def left_out(skipped: Mapping[str, int]) -> str:
 
 
 def check_splits(file: Path, what: str, counts: Mapping[str, int], skipped: Mapping[str, int]) -> None:
-    """Refuse a ``file`` that leaves a split without any ``what``."""
+    """Raise if ``file`` leaves a split without any ``what``."""
     for split in SPLITS:
         if not counts[split]:
             left = f" ({left_out(skipped)} left out)" if skipped else ""
@@ -283,14 +279,14 @@ def check_splits(file: Path, what: str, counts: Mapping[str, int], skipped: Mapp
 
 
 def split_named(name: str, where: str) -> str:
-    """Our name of a split of a data set; ``where`` it stands begins the error."""
+    """Our name of a split of a data set; errors begin with ``where``."""
     names = {"train": "train", "val": "validation", "test": "test"}
     if name not in names:
         raise InputError(f"{where}: unknown split {name!r}; splits are {', '.join(names)}")
     return names[name]
 
 
-# --- Data files: where they are looked for, and what to say when they are not there ---
+# --- Data files: where they are searched, and the error if they are missing ---
 
 VARIABLE = "FASTERQK_DATA"
 # The folder `data` of a checkout; an installed package has none.
@@ -304,7 +300,7 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 
 def data_source(data_dir: str | Path | None = None) -> tuple[Path, str]:
-    """The data folder, and what named it."""
+    """The data folder, and where its name comes from."""
     if data_dir:
         return Path(data_dir), "--data-dir"
     if os.environ.get(VARIABLE):
@@ -315,7 +311,7 @@ def data_source(data_dir: str | Path | None = None) -> tuple[Path, str]:
 
 
 def wrong_checksums(folder: Path) -> list[str]:
-    """The files of ``folder`` that are there but are not what its ``SHA256SUMS`` says."""
+    """The existing files of ``folder`` that do not have the checksum in its ``SHA256SUMS``."""
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return []
@@ -326,9 +322,9 @@ def wrong_checksums(folder: Path) -> list[str]:
 
 @contextmanager
 def use_data_folder(folder: str | Path | None) -> Iterator[None]:
-    """Make ``folder``, if one is given, the data folder of this process and of the workers it starts."""
+    """Make ``folder``, if given, the data folder of this process and of the workers it starts."""
     if folder is not None and not Path(folder).is_dir():
-        raise InputError(f"--data-dir {str(folder)!r} is no folder")
+        raise InputError(f"--data-dir {str(folder)!r} is not a folder")
     before = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
     os.environ |= {VARIABLE: str(folder)} if folder else {}
     try:
@@ -340,10 +336,10 @@ def use_data_folder(folder: str | Path | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Files:
-    """Files that a task reads: the first of several sets that is complete, and where to ``download`` one.
+    """Files that a task reads: the first complete one of several sets, and where to ``download`` one.
 
-    ``shown`` are the sets that messages name, if not all. ``otherwise`` says what happens without them, where
-    they are not required.
+    ``shown`` are the sets that messages name, if not all. For optional files, ``otherwise`` says what happens
+    without them.
     """
 
     sets: Sequence[Sequence[str]]
@@ -352,7 +348,7 @@ class Files:
     otherwise: str = ""
 
     def find(self, folder: Path) -> list[Path]:
-        """The paths of a complete set in ``folder``; empty if there is none."""
+        """The paths of a complete set in ``folder``, or an empty list."""
         for names in self.sets:
             paths = [folder / name for name in names]
             if all(path.is_file() for path in paths):
@@ -360,20 +356,20 @@ class Files:
         return []
 
     def require(self, folder: Path) -> list[Path]:
-        """As :meth:`find`, but missing files are an error that says where it looked and what to get."""
+        """Like :meth:`find`, but raises for missing files, with the folder searched and the download."""
         if paths := self.find(folder):
             return paths
         raise InputError(self.missing(folder))
 
     def missing(self, folder: Path) -> str:
-        """One line: which files were looked for, where, and how to get them."""
+        """One line with the missing files, the folder searched, and how to get them."""
         wanted = " or ".join(" + ".join(names) for names in self.shown or self.sets)
         how = f"--data-dir or ${VARIABLE} names another folder"
         return f"no {wanted} in the data folder {str(folder)!r} ({how}); {self.otherwise or self.download}"
 
 
 def check_data(name: str, folder: Path) -> dict[str, Any]:
-    """What ``folder`` has of a task: ``files``, ``counts`` per split, what is ``missing``, and a ``note``."""
+    """The data of a task in ``folder``: ``files``, ``counts`` per split, ``missing`` files, a ``note``."""
     needs: Sequence[Files] = task_module(name).NEEDS
     absent = [files for files in needs if not files.find(folder)]
     notes = [files.missing(folder) for files in absent if files.otherwise]
@@ -393,7 +389,7 @@ def check_data(name: str, folder: Path) -> dict[str, Any]:
 
 
 def json_field(record: Any, name: str, kind: type, where: str) -> Any:
-    """An entry of a JSON object, of one kind; ``where`` the object stands begins the error."""
+    """An entry of a JSON object, which must be of type ``kind``; errors begin with ``where``."""
     if not isinstance(record, dict) or not isinstance(record.get(name), kind):
         names: dict[type, str] = {list: "list", dict: "object", str: "text", int: "whole number"}
         raise InputError(f"{where} has no {names[kind]} {name!r}; download it again")

@@ -1,4 +1,4 @@
-"""Tokenizers of BERT and GPT-2, and GloVe's word vectors, from files in the data folder."""
+"""The tokenizers of BERT and GPT-2, and GloVe's word vectors, from files in the data folder."""
 
 import re
 import zlib
@@ -24,7 +24,7 @@ PAD, UNKNOWN = "[PAD]", "[UNK]"
 
 
 def frequent_words(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Padding, the unknown word, and the words of ``texts``, frequent ones first.
+    """Padding, the unknown word, and the words of ``texts``, most frequent first.
 
     >>> frequent_words([["b", "a"], ["b"]])
     ('[PAD]', '[UNK]', 'b', 'a')
@@ -33,7 +33,7 @@ def frequent_words(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
 
 
-# --- BERT's word pieces: words to token ids, each with the word it came from ---
+# --- BERT's word pieces: words to token ids, with the word of each token ---
 
 
 WORD_PIECES = Files(
@@ -44,7 +44,7 @@ WORD_PIECES = Files(
 
 
 class WordPieces:
-    """The tokenizer of bert-base-uncased from its vocabulary file; no special tokens are added."""
+    """The tokenizer of bert-base-uncased from its vocabulary file, without special tokens."""
 
     def __init__(self, path: Path) -> None:
         with needs_extra("hf"):
@@ -68,8 +68,8 @@ class WordPieces:
         return cls(*WORD_PIECES.require(folder))
 
     def encode(self, texts: Sequence[Sequence[str]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """For every text (a list of words) its token ids and, for each token, the index of its word."""
-        # Words do not see each other, so each distinct word is cut once.
+        """The token ids of every text (a list of words), and the index of the word of each token."""
+        # Words are cut independently, so each distinct word is cut once.
         distinct = list(dict.fromkeys(word for words in texts for word in words))
         cut = self._tokenizer.encode_batch(
             [[word] for word in distinct], is_pretokenized=True, add_special_tokens=False
@@ -95,18 +95,18 @@ BYTE_PAIRS = Files(
     " to tokenizers/gpt2/ there",
 )
 END = "<|endoftext|>"
-# A word with the blank before it, or other white space: GPT-2's own pattern cuts at all of these places
-# (and at more), so that each distinct chunk needs to be cut into tokens only once. Python counts four
-# separators as white space that Unicode does not.
+# A word with the blank before it, or other white space. GPT-2's own pattern cuts at all of these places (and
+# at more), so each distinct chunk is cut into tokens only once. Python counts four separators as white space
+# that Unicode does not.
 _WORD, _SPACE = r"[\S\x1c-\x1f]", r"[^\S\x1c-\x1f]"
 _CHUNKS = re.compile(rf" ?{_WORD}+|{_SPACE}+(?!{_WORD})|{_SPACE}+")
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Texts as tokens, one after another: those of text ``i`` are ``bounds[i]`` to ``bounds[i + 1]``.
+    """Texts as concatenated tokens: those of text ``i`` are ``bounds[i]`` to ``bounds[i + 1]``.
 
-    ``starts`` and ``stops`` are the characters of its text that a token covers, with the blank before it.
+    A token covers the characters ``starts`` to ``stops`` of its text, including the blank before it.
     """
 
     ids: NDArray[np.int64]
@@ -115,15 +115,15 @@ class Encoded:
     bounds: NDArray[np.int64]
 
     def overlap(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """For every token, whether it covers a character from ``first`` up to ``last`` of its text."""
+        """Whether each token covers a character from ``first`` up to ``last`` of its text."""
         lengths = np.diff(self.bounds)
         return (self.starts < np.repeat(last, lengths)) & (self.stops > np.repeat(first, lengths))
 
 
 class BytePairs:
-    """The tokenizer of GPT-2 from its two files; no special tokens are added.
+    """The tokenizer of GPT-2 from its two files, without special tokens.
 
-    ``vocabulary`` shows each token as text, or its bytes where they are no text; ``end`` is the id of the
+    ``vocabulary`` has each token as text, or as bytes that are not valid text; ``end`` is the id of the
     end-of-text token.
     """
 
@@ -159,12 +159,12 @@ class BytePairs:
         offsets = np.array(
             [offset for encoding in cut for offset in encoding.offsets], dtype=np.int32
         ).reshape(-1, 2)
-        # Where each occurrence of a chunk begins, counted in characters of its own text.
+        # The position of each occurrence of a chunk, in characters of its text.
         widths = np.array([len(text) for text in chunks], dtype=np.int64)[chunk]
         text_begins = np.cumsum([0, *map(len, texts)])[:-1]
         per_text = np.array([len(numbers) for numbers in texts_chunks], dtype=np.int64)
         begins = np.cumsum(widths) - widths - np.repeat(text_begins, per_text)
-        # Tokens of every occurrence: those of its chunk, one after another.
+        # The tokens of every occurrence are those of its chunk.
         counts = sizes[chunk]
         token_bounds = np.concatenate([[0], np.cumsum(counts)])
         firsts = (np.cumsum(sizes) - sizes)[chunk]
@@ -178,7 +178,7 @@ class BytePairs:
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; bytes that are no text become replacement characters."""
+        """The text of token ids; invalid bytes become replacement characters."""
         return b"".join(self.bytes[number] for number in ids).decode("utf-8", errors="replace")
 
     @cached_property
@@ -190,7 +190,7 @@ class BytePairs:
         pairs = [(left, right) for left, blank, right in (line.partition(" ") for line in lines) if blank]
         try:
             tokenizer = Tokenizer(models.BPE(self.numbers, pairs))
-        except Exception as error:  # the library raises nothing more exact
+        except Exception as error:  # the library raises no specific exception
             raise InputError(
                 f"{str(self.paths[1])!r} does not belong to {str(self.paths[0])!r}: {error}"
             ) from None
@@ -199,7 +199,7 @@ class BytePairs:
 
 
 def _visible_bytes() -> dict[str, int]:
-    """How GPT-2's files write a byte: itself where it is visible, else the next character from 256 on."""
+    """The characters for bytes in GPT-2's files: visible bytes themselves, others characters from 256 on."""
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -209,7 +209,7 @@ _BYTES = _visible_bytes()
 
 
 def _counts_up(numbers: Any) -> bool:
-    """Whether it is an object that gives its names the numbers from 0 on."""
+    """Whether ``numbers`` is an object that maps names to 0, 1, 2, ..."""
     if not isinstance(numbers, dict) or not all(isinstance(number, int) for number in numbers.values()):
         return False
     return set(numbers.values()) == set(range(len(numbers)))
@@ -229,7 +229,7 @@ def _shown(token: bytes) -> str:
         return "".join(f"<{byte:02X}>" for byte in token)
 
 
-# --- Word vectors (GloVe, Pennington et al. 2014) for a vocabulary, to start embeddings from ---
+# --- Word vectors (GloVe, Pennington et al. 2014) that initialise embeddings ---
 
 
 # 300 dimensions before 100.
@@ -243,9 +243,9 @@ WORD_VECTORS = Files(
 
 
 def read_word_vectors(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
-    """(token, dimension), one row per token of ``vocabulary``, NaN where GloVe has no word for it.
+    """Vectors (token, dimension) for ``vocabulary``; NaN for tokens that are not words of GloVe.
 
-    The packed file has rows by GPT-2's token ids, so ``vocabulary`` must be GPT-2's whole one.
+    The packed file has rows by GPT-2's token ids, so it needs GPT-2's whole ``vocabulary``.
     """
     return _packed(path, len(vocabulary)) if path.suffix == ".npz" else _official(path, vocabulary)
 
@@ -262,7 +262,7 @@ def _packed(path: Path, tokens: int) -> NDArray[np.float32]:
 
 
 def _official(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
-    """Rows of the official text file: a token is looked up as it is, in lower case, and without its blank."""
+    """Vectors from the official text file; looks up tokens as they are, in lower case, and without blank."""
     spellings = [(token, token.lower(), token.removeprefix(" ").lower()) for token in vocabulary]
     wanted = {spelling for accepted in spellings for spelling in accepted}
     rows: dict[str, NDArray[np.float32]] = {}
@@ -285,10 +285,10 @@ def _official(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
 
 
 def start_vectors(vectors: NDArray[np.float32], width: int, seed: int) -> NDArray[np.float32]:
-    """(token, ``width``) to start an embedding from: known rows mapped to the width, unknown ones drawn.
+    """Initial embeddings (token, ``width``): known rows mapped to the width, unknown rows random.
 
-    To a larger width the known rows go by an orthonormal map, which keeps all inner products; to a smaller
-    one by their principal directions. Unknown rows are normal with the known rows' standard deviation.
+    An orthonormal map takes the known rows to a larger width, which preserves inner products; their principal
+    directions to a smaller one. Unknown rows are normal with the known rows' standard deviation.
     """
     generator = np.random.default_rng(seed)
     known = np.isfinite(vectors).all(axis=1)

@@ -1,12 +1,12 @@
-"""A generated language of subject-verb agreement: is the coming verb singular or plural?
+"""A generated language of subject-verb agreement: is the next verb singular or plural?
 
-A sentence is everything before its verb: an opening adverb now and then, the subject, and up to three
-modifiers, each with a noun that may differ from the subject in number (an *attractor*):
+A sentence ends before its verb. It has an optional opening adverb, the subject, and up to three modifiers,
+each with a noun that may differ from the subject in number (an *attractor*):
 
     often , the old actors near the bridge that my doctor praised ...
 
-Only nouns show number (determiners and past-tense verbs do not), and only the subject decides, so its noun
-is exactly the relevant token. The sample is fixed: it is data, not a part of a training.
+Only nouns show number (determiners and past-tense verbs do not), and only the subject decides, so its noun is
+exactly the relevant token. The sample is the same for all seeds.
 """
 
 from pathlib import Path
@@ -21,8 +21,8 @@ NEEDS = ()
 COUNTS = {"train": 10_000, "validation": 1_000, "test": 2_000}
 CLASSES = ("singular", "plural")
 SAMPLE_SEED = 20_260
-# Chances: of a singular subject, of an opening adverb, of an adjective before a noun, that a modifier's noun
-# has the other number, and of 0 to 3 modifiers.
+# Probabilities of a singular subject, an opening adverb, an adjective before a noun, a modifier's noun with
+# the other number, and 0 to 3 modifiers.
 SINGULAR, OPENING, ADJECTIVE, OTHER_NUMBER = 0.6, 0.4, 0.3, 0.5
 MODIFIERS = (0.2, 0.35, 0.3, 0.15)
 
@@ -39,7 +39,7 @@ NOUNS = _words("""
     tailor teacher tourist trader tutor waiter weaver writer bridge cabinet camera candle carpet castle
     garden guitar island kettle ladder lantern mirror pencil picture tunnel
 """)
-# Past tense: the same for one and for many.
+# Past tense: singular and plural are equal.
 VERBS = _words("""
     admired advised avoided blamed called chased cheered copied envied feared followed found greeted helped
     hired ignored invited joined knew liked met missed noticed observed painted passed praised pushed
@@ -64,10 +64,10 @@ VOCABULARY += (*NOUNS, *(f"{noun}s" for noun in NOUNS))
 
 
 def load(form: str, file: str, folder: Path) -> ClassificationTask:
-    """The task; nothing is read."""
+    """The task; reads no files."""
     generator = Random(SAMPLE_SEED)
     ids = {word: index for index, word in enumerate(VOCABULARY)}
-    sentences: set[tuple[str, ...]] = set()  # no sentence stands in two splits
+    sentences: set[tuple[str, ...]] = set()  # no sentence is in two splits
 
     def draw(split: str, number: int) -> LabelledInstance:
         words, subject, label, attractors = draw_sentence(generator)
@@ -84,7 +84,7 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
 
 
 def draw_sentence(generator: Random) -> tuple[list[str], int, int, int]:
-    """One sentence up to its verb: words, place of the subject, its number (1 = plural), attractors.
+    """One sentence up to its verb: words, position of the subject, its number (1 = plural), attractors.
 
     >>> sentence, subject, number, attractors = draw_sentence(Random(1))
     >>> sentence[subject].endswith("s") == (number == 1)

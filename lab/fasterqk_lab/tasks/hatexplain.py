@@ -1,6 +1,6 @@
-"""HateXplain (Mathew et al. 2021): is a post hateful, offensive or normal, and which words say so?
+"""HateXplain (Mathew et al. 2021): is a post hateful, offensive or normal, and which words show it?
 
-It is read from the two official files or from one compact file with one post per line.
+The data comes from the two official files or from one compact file with one post per line.
 """
 
 from collections import Counter
@@ -27,9 +27,9 @@ from fasterqk_lab.tasks._registry import (
 from fasterqk_lab.tasks._tokens import WORD_PIECES, WordPieces
 
 LABELS = ("hatespeech", "normal", "offensive")
-# "union": a word is relevant when any annotator marked it; text as given.
-# "votes": the share of the three annotators that marked it, and the notebooks' cleaning as far as the
-# already tokenised text allows it (for the `released` protocol).
+# "union": a word is relevant if any annotator marked it; the text is unchanged. "votes": the relevance of a
+# word is the share of the three annotators that marked it, and the text is cleaned like in the notebooks, as
+# far as the tokenised text allows (for the `released` protocol).
 FORMS = ("union", "votes")
 ANNOTATORS = 3
 OFFICIAL = ["hatexplain/dataset.json", "hatexplain/post_id_divisions.json"]
@@ -46,8 +46,8 @@ NEEDS = (FILES, WORD_PIECES)
 class Post:
     """One post: its words, the majority label, and the annotators' rationales (0/1 over words).
 
-    ``union`` marks the words that any annotator marked; None on posts without rationales. ``annotators``
-    are the single masks, None where the file has only their union.
+    ``union`` marks the words that any annotator marked; None for posts without rationales. ``annotators`` are
+    the individual masks; None if the file has only their union.
     """
 
     id: str
@@ -86,9 +86,9 @@ def _union_mask(post: Post) -> NDArray[np.float64] | None:
 
 
 def _votes(post: Post) -> NDArray[np.float64] | None:
-    """Share of the annotators, out of three, that marked each word: zero on normal posts.
+    """The share of the three annotators that marked each word, zero on normal posts.
 
-    None where the file has no single masks (the compact file has none for training posts).
+    None if the file has no individual masks (the compact file has none for training posts).
     """
     if post.annotators is None:
         return None
@@ -97,7 +97,7 @@ def _votes(post: Post) -> NDArray[np.float64] | None:
 
 
 def _clean(words: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Words (with their place) after the notebooks' cleaning: no <, > and *, no lone ' or s."""
+    """Words with their positions after the notebooks' cleaning: without <, > and *, or a single ' or s."""
     cleaned = [(place, word.translate(_MARKS).strip()) for place, word in enumerate(words)]
     return [(place, word) for place, word in cleaned if word and word not in ("'", "s")]
 
@@ -108,9 +108,9 @@ _MARKS = str.maketrans("<>*", "   ")
 
 
 def read_posts(paths: list[Path]) -> list[Post]:
-    """The posts of the compact file, or of the two official ones.
+    """The posts of the compact file, or of the two official ones, sorted by id.
 
-    They are sorted by id, so that training is the same from both kinds of files.
+    The order makes trainings from both kinds of files the same.
     """
     posts = _compact_posts(*paths) if len(paths) == 1 else _official_posts(*paths)
     collected = sorted(posts, key=lambda post: post.id)
@@ -139,7 +139,7 @@ def _official_posts(dataset: Path, divisions: Path) -> Iterator[Post]:
             if label is not None:
                 masks = [_marks(mask, 1, where) for mask in json_field(record, "rationales", list, where)]
                 words = tuple(str(word) for word in json_field(record, "post_tokens", list, where))
-                # Not strict: `read_posts` finds masks of different lengths and names their posts.
+                # Not strict: `read_posts` reports masks of different lengths with their posts.
                 union = tuple(map(max, zip(*masks, strict=False))) if masks else None
                 yield Post(identity, split_named(name, where), label, words, union, tuple(masks))
 
@@ -169,7 +169,7 @@ def majority(labels: Sequence[str]) -> str | None:
 
 def _marks(mask: Any, marked: Any, where: str) -> tuple[int, ...]:
     if not isinstance(mask, str | list):
-        raise InputError(f"{where}: the rationale {mask!r} is no mask over words")
+        raise InputError(f"{where}: the rationale {mask!r} is not a mask over words")
     return tuple(int(mark == marked) for mark in mask)
 
 

@@ -1,8 +1,7 @@
 """Your own classification data: the JSON lines of ``fasterqk measure``, split and numbered for training.
 
-Words are the tokens. A word belongs to the vocabulary when it occurs in the training split. Whether an
-example is for training (80%), validation or test (10% each) depends on its id alone, so that adding
-lines moves none of the others.
+Tokens are words; the vocabulary has the words of the training split. The split of an example (80% training,
+10% validation, 10% test) depends only on its id, so adding lines does not move others.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
 def load(form: str, file: str, folder: Path) -> ClassificationTask:
-    """The task in ``file``; nothing else is read."""
+    """The task in ``file``; reads no other file."""
     if not file:
         raise InputError("task 'jsonl' needs the file with your data; give --data FILE.jsonl")
     path = Path(file)
@@ -69,7 +68,7 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
 
 
 def split_of(identity: str) -> str:
-    """The split an id belongs to, always the same.
+    """The split of an id.
 
     >>> split_of("1") == split_of("1")
     True
@@ -81,7 +80,7 @@ def split_of(identity: str) -> str:
 
 
 def _read(line: Example) -> tuple[Example, list[str], list[float]]:
-    """The words of a line in lower case, and how relevant each is."""
+    """A line, its words in lower case, and their relevance."""
     if line.words is not None and line.relevance is not None:
         return line, [word.lower() for word in line.words], list(line.relevance)
     matches = list(re.finditer(r"\S+", line.text))

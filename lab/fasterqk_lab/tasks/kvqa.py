@@ -1,13 +1,12 @@
-"""A generated language of questions about key-value pairs: which values stand behind the asked keys?
+"""A generated language of questions about key-value pairs: which values belong to the given keys?
 
     Q: k17 k06 ... C: k01 v55 k03 v13 k06 v21 ... k17 v08 A:        ->  k17 v08 k06 v21 ... <end>
 
-Every question has fresh pairs: its values are drawn without replacement and say nothing about their keys,
-so nothing can be learnt but to look them up. Keys stand in order, as in a dictionary, and half of them are
-missing. So the key alone says roughly where its pair stands (the best guess is right in 38% of cases), which
-lets a model begin to find it. An answer repeats the pairs, so that it is made of parts of the context, as
-those of SQuAD are, and the tokens that hold them are known exactly. The sample is fixed: it is data, not a
-part of a training.
+Every question has new pairs: values are drawn without replacement and independently of their keys, so a model
+can only learn to look them up. Keys are in order, like in a dictionary, and half of them are missing. The key
+thus tells the approximate position of its pair (the best guess is right in 38% of cases), which lets a model
+begin to find it. An answer repeats the pairs, so it consists of parts of the context, like the answers of
+SQuAD, and the tokens that hold them are known exactly. The sample is the same for all seeds.
 """
 
 from collections.abc import Sequence
@@ -27,12 +26,12 @@ MARKS = ("<end>", "Q:", "C:", "A:")
 END, QUESTION, CONTEXT, ANSWER = range(len(MARKS))
 VOCABULARY = (*MARKS, *(f"k{key:02}" for key in range(KEYS)), *(f"v{value:02}" for value in range(VALUES)))
 FIRST_KEY, FIRST_VALUE = len(MARKS), len(MARKS) + KEYS
-# Where the pairs begin: after the question's mark, its keys, and the mark of the context.
+# The first pair comes after the question's mark, its keys, and the mark of the context.
 FIRST_PAIR = ASKED + 2
 
 
 def load(form: str, file: str, folder: Path) -> AnswerTask:
-    """The task; nothing is read."""
+    """The task; reads no files."""
     draw = np.random.default_rng(SAMPLE_SEED)
     return AnswerTask(
         name="kvqa",
@@ -53,13 +52,13 @@ def as_text(ids: Sequence[int]) -> str:
 
 
 def draw_questions(draw: np.random.Generator, count: int, name: str) -> Questions:
-    """``count`` questions of one split, their ids beginning with its ``name``.
+    """``count`` questions of one split, with ids that begin with its ``name``.
 
     >>> questions = draw_questions(np.random.default_rng(0), 1, "train")
     >>> (as_text(questions.answers[0][:-1]),) == questions.gold[0]
     True
     """
-    # The first so many of a random order of each row: drawn without replacement.
+    # The first entries of a random order of each row are drawn without replacement.
     keys = FIRST_KEY + np.sort(np.argsort(draw.random((count, KEYS)), axis=1)[:, :PAIRS], axis=1)
     values = FIRST_VALUE + np.argsort(draw.random((count, VALUES)), axis=1)[:, :PAIRS]
     asked = np.argsort(draw.random((count, PAIRS)), axis=1)[:, :ASKED]

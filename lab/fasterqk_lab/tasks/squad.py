@@ -1,12 +1,12 @@
 """SQuAD (Rajpurkar et al. 2016, 2018): questions about a paragraph, answered by generating a part of it.
 
-A prompt is ``Q: question C: context A:``, an answer is the first gold answer whose place is certain, with a
-blank before it and end-of-text after it, all in GPT-2's byte pairs. Relevant are the prompt's tokens that
-overlap the answer where it stands in the context.
+A prompt is ``Q: question C: context A:``. The answer is the first gold answer with a certain position,
+between a blank and end-of-text, all in GPT-2's byte pairs. Relevant tokens are those that overlap the answer
+at its position in the context.
 
-The form says which part of the paragraph the context shows (see `WINDOWS`). Token ids count the tokens that
-occur, or all of GPT-2's in the forms that end in ``-full-vocabulary``. ``train`` and ``validation`` come
-from the train file, from different articles, and ``test`` from the dev file.
+The form decides which part of the paragraph is the context (see `WINDOWS`). Token ids number the tokens that
+occur, or all of GPT-2's in forms that end in ``-full-vocabulary``. ``train`` and ``validation`` come from
+different articles of the train file, ``test`` from the dev file.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ from fasterqk_lab.tasks._registry import AnswerTask, Files, Questions, check_spl
 from fasterqk_lab.tasks._tokens import BYTE_PAIRS, WORD_VECTORS, BytePairs, Encoded, read_word_vectors
 
 # The context is a window of fixed width (in characters) at a random offset, the whole paragraph, or the
-# answer with this margin to either side, as in the released notebooks. The last leaks: the answer stands 200
-# characters from each edge that is not the paragraph's own.
+# answer with this margin on both sides, as in the released notebooks. The last one leaks: the answer is 200
+# characters from each edge that is not the paragraph's.
 CENTRED_MARGIN = 200
 RANDOM_WIDTHS = {"random": 400, "random-short": 140, "random-mixed": 140}
-# `random-mixed` is `random-short` but for training, where windows have every width from this one on, drawn
-# for each question: from narrow ones a model learns to copy, from wide ones what.
+# `random-mixed` differs from `random-short` in training, where the width of each window is drawn, from this
+# one on: narrow windows teach a model to copy, wide ones what to copy.
 NARROWEST = 30
 WINDOWS = (*RANDOM_WIDTHS, "whole", "centred")
 FULL = "-full-vocabulary"
 FORMS = (*WINDOWS, *(f"{kind}{FULL}" for kind in WINDOWS))
 VALIDATION = 1000
-# Version 2.0 is the paper's; its answerable questions are those of version 1.1 but for a few.
+# Version 2.0 is the paper's; its answerable questions are those of version 1.1 except for a few.
 VERSIONS = ("v2.0", "v1.1")
 DOWNLOAD = (
     "download it from https://rajpurkar.github.io/SQuAD-explorer/dataset/ (train-v2.0.json, dev-v2.0.json)"
@@ -61,7 +61,7 @@ NEEDS = (*FILES.values(), BYTE_PAIRS, WORD_VECTORS)
 
 @dataclass(frozen=True)
 class SquadQuestion:
-    """An answerable question: ``context[start:stop]`` is an answer, ``gold`` all that are accepted."""
+    """An answerable question: ``context[start:stop]`` is an answer, ``gold`` are all accepted ones."""
 
     id: str
     title: str
@@ -77,7 +77,7 @@ class SquadQuestion:
 
 
 def load(form: str, file: str, folder: Path) -> AnswerTask:
-    """The task, its context cut as ``form`` says."""
+    """The task, with contexts according to ``form``."""
     paths = [require_squad(folder, part) for part in ("train", "dev")]
     pairs = BytePairs.find(folder)
     glove = WORD_VECTORS.find(folder)
@@ -118,9 +118,10 @@ def _split(train: list[SquadQuestion], test: list[SquadQuestion]) -> dict[str, l
 
 
 def _held_out(asked: Sequence[SquadQuestion]) -> set[str]:
-    """Titles of the articles that validation is from, in an order that titles alone decide.
+    """The titles of the validation articles, chosen by hashes of the titles.
 
-    They hold twice the questions it takes, so that no single article weighs much; a small file gives a tenth.
+    They have twice as many questions as validation takes, so that no article has a large weight; of a small
+    file, they have a tenth.
     """
     sizes = Counter(question.title for question in asked)
     wanted, held = min(2 * VALIDATION, len(asked) // 10), 0
@@ -134,7 +135,7 @@ def _held_out(asked: Sequence[SquadQuestion]) -> set[str]:
 
 
 class _Tokens(NamedTuple):
-    """A split in GPT-2's tokens, all questions one after another."""
+    """A split in GPT-2's tokens, with all questions concatenated."""
 
     asked: list[SquadQuestion]
     prompts: Encoded
@@ -143,7 +144,7 @@ class _Tokens(NamedTuple):
     answer_bounds: NDArray[np.int64]
 
     def questions(self, numbers: NDArray[np.int64]) -> Questions:
-        """The split question by question, token ``i`` of GPT-2's as ``numbers[i]``."""
+        """The split by question, with GPT-2's token ``i`` as ``numbers[i]``."""
         bounds = self.prompts.bounds
         return Questions(
             ids=tuple(question.id for question in self.asked),
@@ -183,22 +184,22 @@ def _pieces(flat: NDArray[Any], bounds: NDArray[np.int64]) -> tuple[NDArray[Any]
     return tuple(flat[first:last] for first, last in pairwise(bounds.tolist()))
 
 
-# --- The part of a paragraph that a prompt shows, and why its edges do not give the answer away ---
-# Random windows do not leak. A window of N characters may begin anywhere such that it holds the answer, also
-# before the paragraph begins or so that it reaches over its end, where it shows less; words it would cut are
-# left out. An answer whose words take c characters is held by N - c + 1 windows wherever in the paragraph it
-# stands, and each is drawn with the same probability, so a window is equally probable under every answer of
-# that length that it holds: seeing the window says nothing about which of them it is. (Windows pushed back
-# inside the paragraph would say something: those at its beginning would mostly be those of early answers.)
+# --- The part of a paragraph that a prompt shows, and why its edges do not reveal the answer --- Random
+# windows do not leak. A window of N characters may start anywhere as long as it contains the answer, even
+# before the paragraph, and may reach beyond its end, in which case it shows less; words that it would cut are
+# left out. An answer whose words take c characters is inside N - c + 1 windows, wherever it is in the
+# paragraph, and all of them have the same probability. A window is therefore equally probable under every
+# answer of that length that it contains, and does not reveal which of them it is. (Windows shifted back into
+# the paragraph would: those at its start would mostly belong to early answers.)
 
 
 TOO_LONG = "an answer longer than the window"
 
 
 def window(asked: SquadQuestion, kind: str, narrowest: int | None = None) -> tuple[int, int] | None:
-    """First and last (exclusive) character of the context that is shown; None when the answer is too long.
+    """The first and last (exclusive) character of the context to show; None if the answer is too long.
 
-    With ``narrowest`` the width of a random window is drawn, from there up to that of its kind.
+    With ``narrowest``, the width of a random window is drawn between it and the width of its ``kind``.
     """
     if kind == "whole":
         return 0, len(asked.context)
@@ -211,7 +212,7 @@ def window(asked: SquadQuestion, kind: str, narrowest: int | None = None) -> tup
 
 
 def uniform(name: str) -> float:
-    """A number in [0, 1) that only the name decides, the same on every machine.
+    """A number in [0, 1) that is a hash of the name, the same on every machine.
 
     >>> uniform("a") == uniform("a") != uniform("b")
     True
@@ -221,9 +222,9 @@ def uniform(name: str) -> float:
 
 
 def random_window(context: str, start: int, stop: int, width: int, draw: float) -> tuple[int, int] | None:
-    """The window of ``width`` characters round ``context[start:stop]`` that ``draw`` in [0, 1) chooses.
+    """The window of ``width`` characters around ``context[start:stop]`` that ``draw`` in [0, 1) chooses.
 
-    It begins and ends with a whole word.
+    It starts and ends with a whole word.
 
     >>> text = "one two three four five"
     >>> [text[slice(*random_window(text, 8, 13, 10, draw))] for draw in (0, .5, .9)]
@@ -240,7 +241,7 @@ def random_window(context: str, start: int, stop: int, width: int, draw: float) 
     left = last - width + int(draw * offsets)
     right = left + width
     left, right = max(left, 0), min(right, len(context))
-    # A word that is cut is left out; the answer's own words are inside and stay.
+    # Words that are cut are left out; those of the answer are inside.
     while left < first and (context[left].isspace() or (left > 0 and not context[left - 1].isspace())):
         left += 1
     while right > last and (
@@ -253,22 +254,22 @@ def random_window(context: str, start: int, stop: int, width: int, draw: float) 
 # --- The files: the official JSON of versions 1.1 and 2.0 ---
 
 
-# Why an answerable question is left out.
+# Reasons to leave out an answerable question.
 NOT_IN_CONTEXT = "an answer that is not in its context"
 GUESSED = "an answer whose position is a guess"
 
 
 def require_squad(folder: Path, part: str) -> Path:
-    """The file of ``part`` (``train`` or ``dev``); a missing one is an error that says where to get it."""
+    """The file of ``part`` (``train`` or ``dev``); raises with the download if it is missing."""
     return FILES[part].require(folder)[0]
 
 
 def read_squad(path: Path, skipped: Counter[str]) -> list[SquadQuestion]:
-    """The answerable questions of a file, in its order; ``skipped`` counts those left out, by reason.
+    """The answerable questions of a file, in order; counts those that are left out in ``skipped``, by reason.
 
-    Unanswerable questions do not count as left out. The answer of a question is the first one whose
-    position is certain: it stands in the context where it says, and nothing marks the place as a guess
-    (``n_occurrences`` above 1, in copies of the data that lost the original positions).
+    Unanswerable questions are not counted. The answer of a question is the first one with a certain position:
+    the context has it there, and the position is not marked as a guess (``n_occurrences`` above 1, in copies
+    of the data that lost the original positions).
     """
     questions = []
     for title, paragraph, where in _paragraphs(path):
@@ -280,12 +281,12 @@ def read_squad(path: Path, skipped: Counter[str]) -> list[SquadQuestion]:
 
 
 def read_paragraphs(path: Path) -> list[str]:
-    """The paragraphs of a file, in its order."""
+    """The paragraphs of a file, in order."""
     return [json_field(paragraph, "context", str, where) for _, paragraph, where in _paragraphs(path)]
 
 
 def _paragraphs(path: Path) -> Iterator[tuple[str, Any, str]]:
-    """Every paragraph with the title of its article, and where it stands, for messages."""
+    """Every paragraph with the title of its article, and its place in the file for messages."""
     for number, article in enumerate(json_field(read_json(path), "data", list, repr(str(path)))):
         where = f"{str(path)!r} article {number + 1}"
         title = json_field(article, "title", str, where)

@@ -1,15 +1,14 @@
 """Subject-verb agreement (Linzen et al. 2016): is the verb of a sentence singular or plural?
 
-- ``whole``: the sentence with its verb, as in the paper. Relevant are subject and verb; the verb alone
-  tells the answer.
-- ``prefix``: the words before the verb, Linzen's own task. Relevant is the subject; nouns of the other
-  number between subject and verb (attractors) make it hard.
-- ``released``: the whole sentence in BERT's word pieces and with a third class that never occurs, as in
-  the released notebooks.
+- ``whole``: the sentence with its verb, as in the paper. Subject and verb are relevant; the verb alone
+  reveals the answer.
+- ``prefix``: the words before the verb, Linzen's own task. The subject is relevant; nouns of the other number
+  between subject and verb (attractors) make it hard.
+- ``released``: the whole sentence in BERT's word pieces and with a third class that never occurs, as in the
+  released notebooks.
 
-The data is the official table, or two compact ones. Rows that contradict themselves (an index outside the
-sentence, another word where the verb should be, a part of speech that is neither VBZ nor VBP) are left out
-and counted, not guessed at.
+The data is the official table, or two compact ones. Inconsistent rows (an index outside the sentence, another
+word at the index of the verb, a part of speech other than VBZ and VBP) are left out and counted.
 """
 
 from collections import Counter
@@ -53,9 +52,9 @@ NEVER = "(never)"
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words with the places of subject and verb; ``verb`` is None where the sentence ends before it.
+    """Words with the positions of subject and verb; ``verb`` is None if the sentence ends before it.
 
-    ``attractors`` counts the nouns of the other number between them, None where the file does not say.
+    ``attractors`` counts the nouns of the other number between them; None if the file does not have it.
     """
 
     split: str
@@ -66,7 +65,7 @@ class Sentence:
     attractors: int | None = None
 
     def before_verb(self) -> "Sentence":
-        """The words up to the verb, which is what Linzen's models read."""
+        """The words before the verb, as Linzen's models read them."""
         return Sentence(self.split, self.label, self.words[: self.verb], self.subject, None, self.attractors)
 
 
@@ -115,7 +114,7 @@ def _read(paths: Sequence[Path], form: str, skipped: Counter[str]) -> list[Sente
     sentences = read_sentences(paths[0], skipped)
     if form != "prefix":
         return sentences
-    # Validation and test come from the other file, which knows the attractors.
+    # Validation and test come from the other file, which has the attractors.
     train = [sentence.before_verb() for sentence in sentences if sentence.split == "train"]
     return train + read_prefixes(paths[1], skipped, MOST_PREFIXES)
 
@@ -136,8 +135,8 @@ PREFIX_COLUMNS = ("set", "verb_pos", "n_attractors", "subj_idx", "in_sentences_f
 def read_official(path: Path, skipped: Counter[str], column: str, sizes: Mapping[str, int]) -> list[Sentence]:
     """Sentences of ``agr_50_mostcommon_10K.tsv``: a fixed sample of ``sizes`` per split.
 
-    ``column`` is ``sentence`` (rare words as parts of speech) or ``orig_sentence``. The sample follows the
-    notebooks' draw: its first tenth of all rows is exactly what they train on.
+    ``column`` is ``sentence`` (rare words as parts of speech) or ``orig_sentence``. The sample continues the
+    notebooks' draw: its first tenth of all rows is their training data.
     """
     split_of = official_splits(sum(1 for _ in read_lines(path)) - 1, sizes)
     rows = (
@@ -151,7 +150,7 @@ def read_official(path: Path, skipped: Counter[str], column: str, sizes: Mapping
 def official_splits(count: int, sizes: Mapping[str, int]) -> dict[int, str]:
     """The split of every row that is used, out of ``count`` rows.
 
-    Where there are fewer rows than ``sizes`` ask for, the splits shrink in proportion.
+    If there are fewer rows than ``sizes`` in total, the splits shrink proportionally.
     """
     order = np.random.RandomState(ORDER_SEED).permutation(count).tolist()
     share = min(1.0, count / sum(sizes.values()))
@@ -160,7 +159,7 @@ def official_splits(count: int, sizes: Mapping[str, int]) -> dict[int, str]:
 
 
 def read_sentences(path: Path, skipped: Counter[str]) -> list[Sentence]:
-    """Whole sentences of the compact file; what is left out is added to ``skipped``."""
+    """The whole sentences of the compact file; counts rows that are left out in ``skipped``."""
     sentences = []
     for where, row in _rows(path, SENTENCE_COLUMNS):
         places = _number(row["subj_idx"]), _number(row["verb_idx"])
@@ -170,11 +169,11 @@ def read_sentences(path: Path, skipped: Counter[str]) -> list[Sentence]:
 
 
 def read_prefixes(path: Path, skipped: Counter[str], most: int) -> list[Sentence]:
-    """Validation and test of the prefix form: texts that end before the verb, with their attractors.
+    """The validation and test splits of the prefix form: texts before the verb, with their attractors.
 
-    Prefixes that also begin a sentence of the other file are left out: it is what models are trained on.
-    Half of the ``val`` set is for validation. The other half and at most ``most`` of each ``test.k``,
-    evenly over the file, are the test split, so that all numbers of attractors are well represented.
+    Prefixes of sentences in the other file are left out, because models are trained on it. Half of the
+    ``val`` set is for validation. The other half and at most ``most`` of each ``test.k``, evenly spaced in
+    the file, are the test split, so that all numbers of attractors are well represented.
     """
     sets: dict[str, list[Sentence]] = {}
     for _, row in _rows(path, PREFIX_COLUMNS):
@@ -206,7 +205,7 @@ def _sentence(
     verb: int | None,
     skipped: Counter[str],
 ) -> Sentence | None:
-    """The sentence of a row, its verb put back where a placeholder stood; None when it was counted out."""
+    """The sentence of a row, with its verb instead of a placeholder; None if it is inconsistent."""
     words = text.split(" ")
     if row["verb_pos"] not in LABELS:
         skipped[UNKNOWN_POS] += 1
@@ -215,7 +214,7 @@ def _sentence(
     elif words[verb] not in (row["verb"], row["verb_pos"]):
         skipped[WRONG_VERB] += 1
     else:
-        # A rare verb stands as its part of speech, which would give the answer away.
+        # A rare verb is replaced by its part of speech, which would reveal the answer.
         words[verb] = row["verb"]
         attractors = _number(row.get("n_diff_intervening", ""))
         return Sentence(split, row["verb_pos"], tuple(words), subject, verb, attractors)
@@ -223,7 +222,7 @@ def _sentence(
 
 
 def _rows(path: Path, columns: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """For every line of a table its place (``FILE line N``) and its cells by column."""
+    """The place (``FILE line N``) and the cells by column of every line of a table."""
     lines = read_lines(path)
     names = next(lines, "").split("\t")
     for column in columns:
@@ -238,5 +237,5 @@ def _rows(path: Path, columns: Iterable[str]) -> Iterator[tuple[str, dict[str, s
 
 
 def _number(cell: Any, first: int = 0) -> int | None:
-    """A whole number, counted from ``first``; None where the cell has none."""
+    """An integer, minus ``first``; None if the cell has none."""
     return int(cell) - first if cell.isascii() and cell.isdigit() else None

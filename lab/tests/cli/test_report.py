@@ -68,7 +68,7 @@ def test_a_finished_sweep_is_a_page_with_a_title(tmp_path, capsys):
     assert main(["report", out, "--title", "Is <x> found?"]) == 0
     text = (tmp_path / "out" / "report.html").read_text()
     assert "<h1>Is &lt;x&gt; found?</h1>" in text
-    assert re.search(r"5 cells: 4 done, 1 failed, .* of computing\. Only what is done is on this page", text)
+    assert re.search(r"5 cells: 4 done, 1 failed, .* of computing\. This page shows only finished", text)
     assert "cannot read &#39;nowhere.jsonl&#39;" in text
     assert 'id="figure-jsonl-cells"' in text  # every arm at equal loss
     assert not (tmp_path / "out" / "explorer.html").exists()

@@ -116,7 +116,7 @@ def test_what_is_not_done_is_said_and_left_out(tmp_path, documents):
     assert "mass" not in conditions[2]
     assert {effect["arm"] for effect in shown["effects"]["mine-cells"]["effects"]} == {"qk_ratio 30"}
     text = write_page(tmp_path).read_text()
-    assert "10 cells: 7 done, 1 failed, 1 stopped, 1 damaged. Only what is done is on this page." in text
+    assert "10 cells: 7 done, 1 failed, 1 stopped, 1 damaged. This page shows only finished cells." in text
     assert "ValueError: &lt;b&gt;too fast&lt;/b&gt;" in text
 
 
@@ -175,7 +175,7 @@ def test_very_many_conditions_stay_readable(tmp_path, documents):
     fill(tmp_path, [Training(lr=0.001 * k, qk_ratio=1 + k % 2) for k in range(1, 61)])
     curves = documents(tmp_path)["figures"]["mine-cells-along"]
     assert len(panels_of(tmp_path)["training loss"]) == ARMS_DRAWN
-    assert f"The first {ARMS_DRAWN} of 60 conditions" in curves["caption"]
+    assert f"Only the first {ARMS_DRAWN} of 60 conditions" in curves["caption"]
     assert len(write_page(tmp_path).read_text()) < 500_000
 
 
@@ -186,5 +186,5 @@ def test_cells_of_another_task_stand_beside_the_documents_of_an_experiment(tmp_p
     save_table(tmp_path, "table-agreement-paper-end", title="T", caption="", columns=columns, rows=[{"a": 1}])
     text = write_page(tmp_path).read_text()
     assert re.findall(r'<section id="([^"]*)"><h2>', text)[:2] == ["jsonl", "agreement"]
-    assert "agreement: every cell" not in text
-    assert "Other: every cell" not in text
+    assert "agreement: all cells" not in text
+    assert "Other: all cells" not in text
