@@ -152,10 +152,12 @@ PACKAGES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensor
 def environment() -> dict[str, Any]:
     """Versions of Python, fasterqk and the packages that influence numbers, the platform, and the git commit.
 
-    Nothing is imported. Packages that are not installed are null, and so is ``commit`` unless fasterqk runs
-    from a git checkout; ``changed`` says whether its files differ from that commit.
+    Nothing is imported. Packages that are not installed are null, and so is ``commit`` unless fasterqk-lab
+    runs from a git checkout; ``changed`` says whether files of the lab or the library differ from their
+    commit.
     """
-    commit, changed = _git_state(Path(fasterqk.__file__).parent)
+    commit, changed = _git_state(Path(__file__).parents[1])
+    library_changed = _git_state(Path(fasterqk.__file__).parent)[1]
     versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -168,7 +170,7 @@ def environment() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "device": os.environ.get("FASTERQK_DEVICE") or "cpu",
         "commit": commit,
-        "changed": changed,
+        "changed": None if commit is None else bool(changed or library_changed),
     }
 
 
@@ -242,16 +244,16 @@ class Store:
         ``data_checksums``) go to ``environment.json``.
         """
         folder = self.begin(config)
-        about = {
+        origin = {
             "function": function,
             "attempt": attempt,
             "seconds": seconds,
             "data_checksums": result.get("data_checksums"),
             **environment(),
         }
-        write_sealed(folder / "environment.json", about)
-        origin = {"cell": folder.name, "attempt": attempt, "defaults": _defaults_signature(config.__class__)}
-        write_sealed(folder / "result.json", origin | {"result": result})
+        write_sealed(folder / "environment.json", origin)
+        label = {"cell": folder.name, "attempt": attempt, "defaults": _defaults_signature(config.__class__)}
+        write_sealed(folder / "result.json", label | {"result": result})
         return folder
 
     def cells(self) -> Iterator[Path]:
@@ -304,11 +306,11 @@ def _refuse_other_defaults(folder: Path, kind: Any) -> None:
     if saved is None:
         return
     for name, value in config_defaults(kind).items():
-        then = saved["all"].get(name, value)
-        if then != value and name not in saved["fields"]:
+        old = saved["all"].get(name, value)
+        if old != value and name not in saved["fields"]:
             raise InputError(
-                f"{folder} was run when the default of {name} was {then!r}; now it is {value!r}: "
-                f"set {name} = {then!r} for that cell, or remove it"
+                f"{folder} was run when the default of {name} was {old!r}; now it is {value!r}: "
+                f"set {name} = {old!r} for that cell, or remove it"
             )
 
 

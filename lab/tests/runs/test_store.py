@@ -177,6 +177,12 @@ def test_versions_are_those_that_are_imported() -> None:
     assert found["packages"].keys() >= {"numpy", "scipy"}
 
 
+@pytest.mark.parametrize("name", ["fasterqk", "fasterqk_lab"])
+def test_changes_of_library_and_lab_count(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(store_module, "_git_state", lambda package: ("0a", package.name == name))
+    assert environment.__wrapped__()["changed"] is True
+
+
 def test_no_commit_outside_a_checkout(tmp_path: Path) -> None:
     assert _git_state(tmp_path) == (None, None)
 
