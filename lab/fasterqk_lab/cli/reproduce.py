@@ -262,13 +262,13 @@ OF_TRAINING = ("training", "squad", "synthetic")
 
 
 def configure_bench(parser: Parser) -> None:
-    every = "fasterqk-lab bench all --out bench # all of them, their limits, and how cost grows"
-    parser.epilog = examples(every, *(f"fasterqk-lab bench {name} --json" for name in BENCHMARKS))
+    example = "fasterqk-lab bench all --out bench # all of them, their limits, and how cost grows"
+    parser.epilog = examples(example, *(f"fasterqk-lab bench {name} --json" for name in BENCHMARKS))
     chosen = parser.add_subparsers(dest="benchmark", metavar="NAME", required=True)
     for name, summary in BENCHMARKS.items():
         add_json(add_action(chosen, name, summary, f"fasterqk-lab bench {name} --json"))
     summary = "all of these, with the machine's limits, and how time and memory grow with size"
-    whole = add_action(chosen, "all", summary, every)
+    whole = add_action(chosen, "all", summary, example)
     whole.add_argument(
         "--out", default="bench", metavar="DIR", help="folder of bench.json and the figure (default: bench)"
     )
@@ -286,9 +286,9 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
             if unknown := [name for name in arguments.skip if name not in BENCHMARKS]:
                 raise InputError(f"--skip {unknown[0]!r} is not one of {', '.join(BENCHMARKS)}")
-            every = {name: _benchmark(name) for name in BENCHMARKS if name not in arguments.skip}
+            benchmarks = {name: _benchmark(name) for name in BENCHMARKS if name not in arguments.skip}
             check_out(arguments.out)
-            result = run_all(progress, Path(arguments.out), every)
+            result = run_all(progress, Path(arguments.out), benchmarks)
         else:
             result = _benchmark(name)(progress)
     return print_result(arguments.json, result, _show_all if name == "all" else _show_benchmark)

@@ -75,10 +75,6 @@ class Cell:
         return mean_of(self.fields.get("qk_ratio", 1)) or 1.0
 
     @property
-    def is_training(self) -> bool:
-        return "task" in self.fields
-
-    @property
     def group(self) -> str:
         """The task of a training, else the kind of its configuration."""
         return str(self.fields.get("task") or self.about.kind or "unknown")

@@ -85,7 +85,7 @@ def _page(out: Path, path: Path, drawn: Path, title: str | None, beside: bool) -
         "tables": [html_table(table) for table in fit_tables(documents["tables"])],
     }
     chapters = [_arrange(*chapter) for chapter in in_chapters(shown)]
-    said = answer(
+    sentence = answer(
         (chapter_of(document["name"]).title, effect)
         for document in documents["effects"]
         for effect in document["effects"]
@@ -102,13 +102,13 @@ def _page(out: Path, path: Path, drawn: Path, title: str | None, beside: bool) -
     heading = title or (QUESTION if overview or claims else f"Results in {out.resolve().name}")
     body = _body(
         title=heading,
-        answer=said or reached,
+        answer=sentence or reached,
         overview=overview,
         glance=glance,
         claims=groups,
         verdicts=f"{count(len(claims), 'claim')}: {count_verdicts(claims)}",
         chapters=chapters,
-        slugs={chapter.place.slug for chapter in chapters},
+        slugs={chapter["place"].slug for chapter in chapters},
         chapter_of=chapter_of,
         run=run,
         missing=f"{run}. This page shows only finished cells." if unfinished else "",
@@ -206,8 +206,8 @@ def answer(effects: Iterable[tuple[str, Document]]) -> str:
             for chapter, number in counts.items()
         ]
         if places:
-            said = _SAID_THEN.get(stands, stands) if parts else _SAID_FIRST[stands]
-            parts.append(f"{said} in {', '.join(places)}")
+            words = _SAID_THEN.get(stands, stands) if parts else _SAID_FIRST[stands]
+            parts.append(f"{words} in {', '.join(places)}")
     return f"At equal training loss, faster query-key learning {'; '.join(parts)}." if parts else ""
 
 
@@ -221,7 +221,7 @@ def _uncovered(cells: Sequence[Cell], slugs: set[str]) -> list[Cell]:
     # Experiments named after the setting they vary (layers, ablation, ...) run on HateXplain.
     others = any(slug not in _DATA and not slug.startswith("figure-") for slug in slugs)
     covered = slugs | ({"hatexplain"} if others else set())
-    return [cell for cell in cells if not slugs or (cell.is_training and cell.group not in covered)]
+    return [cell for cell in cells if not slugs or ("task" in cell.fields and cell.group not in covered)]
 
 
 # The example of the first screen comes from the most natural data.
@@ -258,7 +258,7 @@ def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> 
             == {examples[index].get("label")}
         ]
         ranked = sorted(right or differences, key=lambda index: -differences[index])
-        most = ranked[: max(1, 2 * len(ranked) // 3)]
+        varied = ranked[: max(1, 2 * len(ranked) // 3)]
         among = " that both models answer correctly" if right else ""
         faster = {
             arm: f"{arm}: query-key learning rate times {ratio:g}"
@@ -267,10 +267,10 @@ def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> 
         }
         return {
             "name": name,
-            "index": min(most, key=lambda index: (len(examples[index]["tokens"]), index)),
+            "index": min(varied, key=lambda index: (len(examples[index]["tokens"]), index)),
             "arms": arms,
             "titles": [faster.get(arm, arm) for arm in arms],
-            "note": f"Chosen from {count(len(ranked), 'example')}{among}: the shortest of the {len(most)}"
+            "note": f"Chosen from {count(len(ranked), 'example')}{among}: the shortest of the {len(varied)}"
             " in which the models differ most.",
         }
     return None
@@ -344,22 +344,8 @@ def in_chapters(folders: dict[str, list[Document]]) -> list[tuple[Chapter, list[
     return sorted(chapters.items(), key=lambda item: item[0])
 
 
-@dataclass(frozen=True)
-class Arranged:
-    """A chapter of the page: its figures in order as ``(kind, document)``, and its tables."""
-
-    place: Chapter
-    figures: list[tuple[str, Document]]
-    tables: list[Document]
-
-    @property
-    def open(self) -> bool:
-        """Whether its tables are short enough to be shown unfolded."""
-        return sum(len(document["lines"]) for document in self.tables) <= _ROWS_SHOWN
-
-
-def _arrange(place: Chapter, documents: list[tuple[str, Document]]) -> Arranged:
-    """A chapter: figures come first, then examples, then heat maps."""
+def _arrange(place: Chapter, documents: list[tuple[str, Document]]) -> dict[str, Any]:
+    """A chapter of the page: figures, then examples, then heat maps, as ``(kind, document)``, and tables."""
     ranked: list[tuple[int, str, Document]] = []
     for folder, document in documents:
         if document["name"].endswith("-dtap"):
@@ -367,7 +353,9 @@ def _arrange(place: Chapter, documents: list[tuple[str, Document]]) -> Arranged:
         elif folder != "tables":
             ranked.append((int(folder == "examples"), folder, document))
     figures = [(folder, document) for _, folder, document in sorted(ranked, key=lambda item: item[0])]
-    return Arranged(place, figures, [document for folder, document in documents if folder == "tables"])
+    tables = [document for folder, document in documents if folder == "tables"]
+    short = sum(len(document["lines"]) for document in tables) <= _ROWS_SHOWN
+    return {"place": place, "figures": figures, "tables": tables, "open": short}
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

@@ -102,11 +102,11 @@ class Backend(Protocol):
 JOURNAL_NAME = "journal.jsonl"
 
 
-def write_journal(folder: Path, event: str, attempt: int, **about: Any) -> None:
+def write_journal(folder: Path, event: str, attempt: int, **details: Any) -> None:
     """Append one line to the journal of the cell in ``folder``."""
     now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")
-    where = {"time": now, "process": os.getpid(), "host": socket.gethostname()}
-    line = {"event": event, "attempt": attempt, **about, **where}
+    origin = {"time": now, "process": os.getpid(), "host": socket.gethostname()}
+    line = {"event": event, "attempt": attempt, **details, **origin}
     append_line(folder / JOURNAL_NAME, json.dumps(plain(line)))
 
 

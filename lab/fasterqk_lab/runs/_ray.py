@@ -148,8 +148,8 @@ def join(ray: Any, address: str, processors: int | None) -> None:
     try:
         ray.init(address=address, **options)
     except Exception as error:  # Ray also raises plain exceptions, e.g. on a busy machine
-        what = "start Ray on this machine" if address == "local" else f"join the Ray cluster at {address!r}"
-        raise InputError(f"cannot {what}: {one_line(error)}") from None
+        action = "start Ray on this machine" if address == "local" else f"join the Ray cluster at {address!r}"
+        raise InputError(f"cannot {action}: {one_line(error)}") from None
 
 
 def check_address(address: str) -> None:

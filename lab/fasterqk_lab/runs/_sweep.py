@@ -101,13 +101,13 @@ def sweep(
     Raises:
         SweepError: Cells failed. The others are done; a failed cell has its traceback in ``error.json``.
     """
-    every = list(configs)
-    functions = [function] * len(every) if isinstance(function, str) else list(function)
-    chosen = take_shard(list(zip(every, functions, strict=True)), shard)
-    cells = [(content_hash(config), config) for config, _ in chosen]
-    named = {cell: name for (cell, _), (_, name) in zip(cells, chosen, strict=True)}
+    configs = list(configs)
+    names = [function] * len(configs) if isinstance(function, str) else function
+    pairs = take_shard(list(zip(configs, names, strict=True)), shard)
+    cells = [(content_hash(config), config) for config, _ in pairs]
+    functions = {cell: name for (cell, _), (_, name) in zip(cells, pairs, strict=True)}
     observers = [] if observe is None else [observe]
-    running = RunningSweep(dict(cells), named, Store(out), force, retries, progress, observers)
+    running = RunningSweep(dict(cells), functions, Store(out), force, retries, progress, observers)
     running.run(workers, threads, backend)
     if running.failures:
         raise SweepError(running.failures, len(running.configs))

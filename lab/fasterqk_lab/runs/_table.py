@@ -109,10 +109,10 @@ def _row(folder: Path, labels: Mapping[str, Any]) -> dict[str, Any] | None:
     config = read_sealed(folder / "config.json")
     if document is None or config is None:
         return None
-    about = read_sealed(folder / "environment.json") or {}
+    environment = read_sealed(folder / "environment.json") or {}
     row = {**labels, "cell": folder.name, "kind": config["kind"]}
     row |= flatten(with_lists_as_text(config["all"]))
-    row["seconds"] = about.get("seconds")
+    row["seconds"] = environment.get("seconds")
     for name, value in flatten(document["result"]).items():
         row[f"result.{name}" if name in row else name] = value
     return row
@@ -140,7 +140,7 @@ def summarize(folder: Path) -> Summary:
     """The summary of a cell; a cell with an unreadable file is ``damaged``."""
     try:
         config = read_sealed(folder / "config.json") or {}
-        about = read_sealed(folder / "environment.json") or {}
+        environment = read_sealed(folder / "environment.json") or {}
         document = read_result(folder)
     except InputError:
         return Summary(folder.name, "damaged", None, {}, None, None)
@@ -149,8 +149,8 @@ def summarize(folder: Path) -> Summary:
         state=state(folder),
         kind=config.get("kind"),
         fields=config.get("all", {}),
-        attempt=about.get("attempt") if document else None,
-        seconds=about.get("seconds") if document else None,
+        attempt=environment.get("attempt") if document else None,
+        seconds=environment.get("seconds") if document else None,
         result=headline(document["result"]) if document else {},
     )
 
@@ -283,9 +283,9 @@ def collect(store: Store, other: Store) -> dict[str, int]:
     """
     counts = Counter[str]()
     for folder in other.cells():
-        there = summarize(folder).state
-        if there != "done":
-            counts["damaged" if there == "damaged" else "unfinished"] += 1
+        cell_state = summarize(folder).state
+        if cell_state != "done":
+            counts["damaged" if cell_state == "damaged" else "unfinished"] += 1
             continue
         with claim(store.root / folder.name) as claimed:
             counts[_copy(folder, store.root / folder.name) if claimed else "running"] += 1

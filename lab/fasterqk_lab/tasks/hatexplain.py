@@ -121,8 +121,8 @@ def read_posts(paths: list[Path]) -> list[Post]:
         if mask is not None and len(mask) != len(post.words)
     ]
     if wrong:
-        some = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
-        raise InputError(f"{str(paths[0])!r}: {len(wrong)} rationales of the wrong length: {some}")
+        names = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+        raise InputError(f"{str(paths[0])!r}: {len(wrong)} rationales of the wrong length: {names}")
     check_splits(paths[0], "post", Counter(post.split for post in collected), {})
     return collected
 

@@ -367,8 +367,8 @@ def words_of(example: LabelledInstance, vocabulary: tuple[str, ...]) -> list[tup
     for token, weight in zip(example.tokens, weights.tolist(), strict=True):
         piece = vocabulary[token]
         if piece.startswith("##") and words:
-            start, most = words.pop()
-            words.append((start + piece.removeprefix("##"), max(most, weight)))
+            start, start_weight = words.pop()
+            words.append((start + piece.removeprefix("##"), max(start_weight, weight)))
         else:
             words.append((piece, weight))
     return words

@@ -316,15 +316,15 @@ def load_checkpoint(
         "state": {index: _decode(entries, tensors) for index, entries in document["optimizer"]["state"]},
         "param_groups": _decode(document["optimizer"]["param_groups"], tensors),
     }
-    saved_groups, labels = states["param_groups"], _labels(model, optimizer)
-    there = _shapes(weights), _places(document["optimizer_class"], document["labels"], saved_groups)
-    here = _shapes(model.state_dict()), _places(type(optimizer).__name__, labels, optimizer.param_groups)
-    for what, ours, theirs in zip(("model", "optimizer"), here, there, strict=True):
-        for name in [*ours, *theirs]:
-            if ours.get(name) != theirs.get(name):
+    places = _places(type(optimizer).__name__, _labels(model, optimizer), optimizer.param_groups)
+    saved_places = _places(document["optimizer_class"], document["labels"], states["param_groups"])
+    pairs = {"model": (_shapes(model.state_dict()), _shapes(weights)), "optimizer": (places, saved_places)}
+    for part, (current, saved) in pairs.items():
+        for name in [*current, *saved]:
+            if current.get(name) != saved.get(name):
                 raise InputError(
-                    f"{path} is a checkpoint of another {what}: {name!r} is {theirs.get(name)} there "
-                    f"and {ours.get(name)} here"
+                    f"{path} is a checkpoint of another {part}: {name!r} is {saved.get(name)} there "
+                    f"and {current.get(name)} here"
                 )
     model.load_state_dict(weights)
     optimizer.load_state_dict(states)

@@ -61,22 +61,14 @@ def more_readings(
     for name in (name for name in ROLLOUTS if name in asked):
         rollout = measure(model, instances, aggregation=ROLLOUTS[name], passes=passes, **shared)
         readings |= _of(rollout, f"{name}_", by_layer=False)
-    for prefix, rated in (("", instances), ("carried_", carried(instances))):
-        if (prefix and "carried" not in asked) or (not prefix and "heads" not in asked):
-            continue
-        scores = names if "heads" in asked else None
-        whole = measure(
-            model,
-            rated,
-            aggregation=aggregation,
-            scores=scores,
-            passes=replace(passes, by_layer=True),
-            **shared,
-        )
-        if prefix:
-            readings |= _of(whole, prefix, by_layer=True)
-        if scores:
-            readings |= {f"{prefix}{name}": value for name, value in _of_heads(whole, layers, heads).items()}
+    shared |= {"aggregation": aggregation, "passes": replace(passes, by_layer=True)}
+    scores = names if "heads" in asked else None
+    if scores:
+        readings |= _of_heads(measure(model, instances, scores=scores, **shared), "", layers, heads)
+    if "carried" in asked:
+        measurement = measure(model, carried(instances), scores=scores, **shared)
+        readings |= _of(measurement, "carried_", by_layer=True)
+        readings |= _of_heads(measurement, "carried_", layers, heads) if scores else {}
     return readings
 
 
@@ -118,7 +110,7 @@ def _of(measurement: Measurement, prefix: str, by_layer: bool) -> dict[str, floa
     return scores
 
 
-def _of_heads(measurement: Measurement, layers: int, heads: int) -> dict[str, float | None]:
+def _of_heads(measurement: Measurement, prefix: str, layers: int, heads: int) -> dict[str, float | None]:
     """The mass of every head and of the best heads, with the null of their layer."""
     relevant = [i for i, instance in enumerate(measurement.instances) if instance.relevant]
     scores: dict[str, float | None] = {}
@@ -129,12 +121,12 @@ def _of_heads(measurement: Measurement, layers: int, heads: int) -> dict[str, fl
             weights = measurement.rankings[f"layer:{layer}/head:{head}"].importance
             masses = [float(weights[i] @ measurement.instances[i].relevance) for i in relevant]
             head_scores.append(float(np.mean(masses)))
-            scores[f"layer_{layer + 1}_head_{head + 1}_mrta"] = head_scores[-1]
-        name = f"layer_{layer + 1}_best_head_"
+            scores[f"{prefix}layer_{layer + 1}_head_{head + 1}_mrta"] = head_scores[-1]
+        name = f"{prefix}layer_{layer + 1}_best_head_"
         null = float(measurement.layers[layer].columns["null_mass"][relevant].mean())
         scores |= {f"{name}mrta": max(head_scores), f"{name}null_mrta": null}
         best.append(max(head_scores))
-    return scores | {"best_head_mrta": max(best), "best_head_null_mrta": null}
+    return scores | {f"{prefix}best_head_mrta": max(best), f"{prefix}best_head_null_mrta": null}
 
 
 # --- The measurements of the released notebooks, literally, to match their numbers ---

@@ -67,12 +67,12 @@ def training_device() -> torch.device:
     Data, random numbers and checkpoints stay on the processor, so a training can resume on another device.
     """
     name = os.environ.get("FASTERQK_DEVICE") or "cpu"
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    exists = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    devices = [kind for kind in exists if exists[kind]]
     if name == "auto":
-        return torch.device(next(kind for kind, available in here.items() if available))
-    if not here.get(name.partition(":")[0]):
-        known = ", ".join(("auto", *(kind for kind, available in here.items() if available)))
-        raise InputError(f"there is no device {name!r} here; choose from {known}")
+        return torch.device(devices[0])
+    if name.partition(":")[0] not in devices:
+        raise InputError(f"there is no device {name!r} here; choose from {', '.join(['auto', *devices])}")
     return torch.device(name)
 
 
