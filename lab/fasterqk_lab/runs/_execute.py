@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -129,12 +129,11 @@ def next_attempt(folder: Path) -> int:
 # Errors that every other cell would run into as well.
 NO_PLACE_TO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
-# Wraps the call of a cell's function; workers use it to store what the cell prints.
-Surround = Callable[[Path], AbstractContextManager[None]]
 
-
-def execute(task: CellTask, notify: Notify, surround: Surround = lambda folder: nullcontext()) -> None:
+def execute(task: CellTask, notify: Notify, *, keep_output: bool = False) -> None:
     """Run the cell of ``task``; the last event says how it ended.
+
+    With ``keep_output``, everything that the cell prints goes to its ``output.txt``.
 
     The claim is held from before the result is looked up until after the last write, so one of several
     concurrent sweeps runs the cell. ``KeyboardInterrupt`` passes through.
@@ -145,7 +144,7 @@ def execute(task: CellTask, notify: Notify, surround: Surround = lambda folder: 
         function = find_function(task.function)
         with claim(folder, wait=task.wait) as claimed:
             if claimed:
-                event = _attempt(task, function, folder, notify, surround)
+                event = _attempt(task, function, folder, notify, keep_output)
     except (OSError, InputError) as error:
         event = Event("fatal", task.cell, error=error)
     notify(event)
@@ -200,7 +199,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _attempt(
-    task: CellTask, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
+    task: CellTask, function: Callable[..., Any], folder: Path, notify: Notify, keep_output: bool
 ) -> Event:
     clear_temporary(folder)
     try:
@@ -222,7 +221,7 @@ def _attempt(
 
     start = time.perf_counter()
     try:
-        with surround(folder):
+        with output_kept(folder) if keep_output else nullcontext():
             result = function(task.config, folder=folder, progress=report)
         if hasattr(result, "to_json"):
             result = result.to_json()
@@ -292,7 +291,7 @@ def main(descriptor: int) -> None:
                 reason = InputError(f"a worker cannot import the class of the configuration: {error}")
                 connection.send(Event("fatal", "", error=reason))
                 continue
-            execute(task, send, keep_output)
+            execute(task, send, keep_output=True)
     except (Stop, BrokenPipeError):
         sys.stdout.flush()
         os._exit(128 + signal.SIGTERM)
@@ -315,7 +314,7 @@ def _receive(connection: Connection, messages: "queue.SimpleQueue[bytes]") -> No
 
 
 @contextmanager
-def keep_output(folder: Path) -> Iterator[None]:
+def output_kept(folder: Path) -> Iterator[None]:
     """Store everything that the block prints, on either stream, in the cell's ``output.txt``."""
     path = folder / OUTPUT_NAME
     sys.stdout.flush()
@@ -389,8 +388,8 @@ class LocalWorkers:
             worker.connection.send_bytes(pickle.dumps(task))
         self._busy[worker.connection] = worker, task
 
-    def wait(self, notify: Notify, timeout: float | None = None) -> None:
-        for connection in wait(list(self._busy), timeout):
+    def wait(self, notify: Notify) -> None:
+        for connection in wait(list(self._busy)):
             worker, task = self._busy[connection]  # type: ignore[index]
             try:
                 event = worker.connection.recv()

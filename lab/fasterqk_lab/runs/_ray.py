@@ -19,7 +19,7 @@ from typing import Any
 
 from fasterqk import __version__
 from fasterqk.errors import InputError, needs_extra
-from fasterqk_lab.runs._execute import CellTask, Event, Notify, execute, keep_output, one_line
+from fasterqk_lab.runs._execute import CellTask, Event, Notify, execute, one_line
 
 # Cells submitted beyond the room of the cluster, so that no worker is ever idle.
 WAITING_THERE = 2
@@ -187,5 +187,5 @@ def do_cell(pickled: bytes, version: str, paths: list[str], settings: dict[str, 
             "--shard on each machine and merge the results with `fasterqk-lab runs collect`"
         )
     events: list[Event] = []
-    execute(task, events.append, keep_output)
+    execute(task, events.append, keep_output=True)
     return [event for event in events if event.kind != "progress"]
