@@ -185,12 +185,12 @@ def test_a_cell_or_a_fact_that_is_not_there_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl", b"{", "no file of cells"),
-        ("a.jsonl.xz", b"{}", "no file of cells"),
-        ("a.jsonl.gz", b"{}", "no file of cells"),
-        ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:-4], "no file of cells"),
+        ("a.jsonl", b"{", "not a file of cells"),
+        ("a.jsonl.xz", b"{}", "not a file of cells"),
+        ("a.jsonl.gz", b"{}", "not a file of cells"),
+        ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:-4], "not a file of cells"),
         ("a.jsonl", b'{"arm": "one"}\n', "line 1 is not a cell"),
-        ("a.jsonl", b"\xff\n", "no file of cells"),
+        ("a.jsonl", b"\xff\n", "not a file of cells"),
     ],
 )
 def test_a_file_that_holds_no_cells_is_one_line(tmp_path, name, data, message):
