@@ -33,7 +33,7 @@ def config_fields(config: Any) -> dict[str, Any]:
     Fields without a default are always included.
     """
     fields: dict[str, Any] = {}
-    defaults = _defaults(type(config))
+    defaults = _defaults(config.__class__)
     for name, value in config_values(config):
         default = defaults[name]
         if value is default or _is_default(default, value):

@@ -125,7 +125,7 @@ STATES = ("done", "running", "failed", "stopped", "damaged")
 
 @dataclass(frozen=True)
 class Summary:
-    """A cell and the headline of its result; ``seconds`` is the duration of its last attempt."""
+    """A cell and the headline of its result; ``seconds`` is the duration of the attempt that finished it."""
 
     cell: str
     state: str
