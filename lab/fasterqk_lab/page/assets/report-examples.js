@@ -1,4 +1,4 @@
-// Single examples: tokens shaded by the attention two arms pay to them, relevant tokens underlined.
+// Single examples: tokens shaded by the attention of two arms, with relevant tokens underlined.
 // All text from data enters the page as text, never as markup.
 
 function textElement(tag, className, text) {
@@ -59,7 +59,7 @@ function openExamples(place, set) {
   const key = textElement("p", "key", `${more}Full colour is the most attended token of the two; underlined tokens are relevant.`);
   place.replaceChildren(controls, facts, panes, key);
 
-  // The heads of the chosen layer, where they were kept.
+  // The heads of the chosen layer, if they were kept.
   function listHeads() {
     const name = layers[Number(layer.select.value)];
     const number = Math.max(0, ...readings.map((reading) => reading.heads?.[name]?.length ?? 0));
@@ -114,7 +114,7 @@ function weightsOf(reading, layer, head) {
   return head >= 0 ? reading?.heads?.[layer]?.[head] : reading?.layers[layer];
 }
 
-// One pane per arm, shaded on one scale.
+// One pane per arm, with the same scale of shades.
 function attentionPanes(example, arms, layer, head, heading, masked = false) {
   const most = Math.max(...arms.flatMap((arm) => weightsOf(example.arms[arm], layer, head) ?? [0]), 1e-12);
   return arms.map((arm) => attentionPane(example, arm, weightsOf(example.arms[arm], layer, head), most, heading, masked));
@@ -137,7 +137,7 @@ function attentionPane(example, arm, weights, most, heading, masked) {
   if (masked) words.setAttribute("aria-label", "The words are hidden until asked for.");
   example.tokens.forEach((token, k) => {
     const word = textElement("span", example.relevance[k] > 0 ? "relevant" : "", masked ? "" : spelled(token));
-    // The page does not hold the word here, only something of its length.
+    // The word itself is not here, only a placeholder of its length.
     if (masked) word.append(textElement("b", "", "x".repeat(Math.min(12, spelled(token).length))));
     if (k === example.read) word.classList.add("read");
     word.style.setProperty("--weight", Math.min(1, Math.max(0, weights[k] / most)).toFixed(3));
@@ -148,7 +148,7 @@ function attentionPane(example, arm, weights, most, heading, masked) {
   return pane;
 }
 
-// Tokenizers mark blanks and word pieces; readers need not know how.
+// Hide the marks of tokenizers for blanks and word pieces.
 const spelled = (token) => String(token).replace(/^[Ġ▁]/, "").replace(/^##/, "").replace(/Ċ/g, "⏎") || "␣";
 
 const joins = (token, index) => index === 0 || String(token).startsWith("##");

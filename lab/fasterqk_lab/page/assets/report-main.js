@@ -1,4 +1,4 @@
-// The report: finds the places that want a script and the data that belongs there.
+// The report: fills the elements that need a script with their data.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 document.querySelectorAll("table.sortable").forEach(makeSortable);
@@ -6,7 +6,7 @@ document.querySelectorAll("[data-examples]").forEach((place) => showExamples(pla
 document.querySelectorAll("[data-glance]").forEach((place) => showGlance(place, data.examples[place.dataset.glance], data.glance));
 document.querySelectorAll(".scroll").forEach(hintAtMore);
 
-// Folded tables are part of what is printed.
+// Unfold tables for printing.
 window.addEventListener("beforeprint", () => {
   document.querySelectorAll("details:not([open])").forEach((one) => {
     one.open = true;

@@ -1,4 +1,4 @@
-// Tables that can be sorted by a click on a column and copied into a spreadsheet.
+// Tables that are sorted by a click on a column and can be copied into a spreadsheet.
 
 function makeSortable(table) {
   const rows = [...table.tBodies[0].rows];
@@ -28,7 +28,7 @@ function makeSortable(table) {
   table.parentElement.after(copy);
 }
 
-// A table or picture that is wider than its place says so below it.
+// A note below tables and pictures that are wider than their place.
 function hintAtMore(place) {
   const hint = document.createElement("p");
   hint.className = "hint";
@@ -40,7 +40,7 @@ function hintAtMore(place) {
   }).observe(place);
 }
 
-// Numbers by value, texts by alphabet, missing cells last either way.
+// Numbers by value, texts alphabetically, missing cells last in both directions.
 function sortedRows(rows, column, sign) {
   const key = (row) => {
     const cell = row.cells[column];
