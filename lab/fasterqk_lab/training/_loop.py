@@ -66,7 +66,7 @@ class TrainResult:
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON data; null for everything that a diverged training lacks."""
-        document = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        document = dict(vars(self))
         missing = {name: document[name] or None for name in ("train", "validation", "test", "best")}
         if not self.skipped:
             del document["skipped"]
@@ -75,8 +75,8 @@ class TrainResult:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "TrainResult":
         """The result that :meth:`to_json` wrote; unknown entries are ignored."""
-        names = [entry.name for entry in fields(cls)]
-        values = {name: document[name] for name in names if document.get(name) is not None}
+        known = {entry.name for entry in fields(cls)}
+        values = {name: value for name, value in document.items() if name in known and value is not None}
         return cls(**{"loss": None} | values)
 
 
