@@ -1,4 +1,4 @@
-"""Every code block of the README but the two make lines is executed."""
+"""Every code block of the README but the make line is executed."""
 
 import os
 import re
