@@ -27,9 +27,11 @@ from fasterqk.huggingface import Sharpness, SharpnessCallback, trainer_optimizer
 
 def watched(instances: list[Instance], tokenizer: Any) -> Sharpness:
     """A held-out batch whose attention is logged during training; BERT predicts from the first token."""
-    batch = tokenizer.pad({"input_ids": [each.tokens.tolist() for each in instances]}, return_tensors="pt")
+    batch = tokenizer.pad(
+        {"input_ids": [instance.tokens.tolist() for instance in instances]}, return_tensors="pt"
+    )
     relevance = torch.nn.utils.rnn.pad_sequence(
-        [torch.from_numpy(each.relevance) for each in instances], batch_first=True
+        [torch.from_numpy(instance.relevance) for instance in instances], batch_first=True
     )
     return Sharpness(dict(batch), relevance, read=torch.zeros(len(instances), dtype=torch.long))
 
@@ -68,7 +70,7 @@ def main() -> None:
     trainer = Trainer(
         model=model,
         args=args,
-        train_dataset=[{"input_ids": each.tokens.tolist(), "labels": each.label} for each in train],
+        train_dataset=[{"input_ids": item.tokens.tolist(), "labels": item.label} for item in train],
         data_collator=DataCollatorWithPadding(tokenizer),
         # Only this line changes: queries and keys learn `qk_ratio` times faster.
         optimizer_cls_and_kwargs=trainer_optimizer(args, qk_ratio=options.qk_ratio),

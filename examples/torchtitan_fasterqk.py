@@ -21,7 +21,7 @@ class CircuitOptimizers(OptimizersContainer):
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
         settings: dict[str, Any] = field(default_factory=dict)
-        """What `fasterqk.optim.from_config` takes; `param_groups` and `implementation` are not read."""
+        """Settings of `fasterqk.optim.from_config`; `param_groups` and `implementation` are not read."""
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         self.model_parts = model_parts

@@ -1,21 +1,17 @@
-"""Count the source files that three journeys through the package pass, and the size of the tree.
+"""Count the source files that three journeys through the package pass, and the sizes of both packages.
 
-    python tools/journeys.py            # all three journeys, then the figures of the tree
+    python tools/journeys.py            # all three journeys, then the sizes
     python tools/journeys.py optimizer  # one of: optimizer, measure, reproduce
 
 A file is passed when at least one of its functions is called; files that are only imported are counted
 beside. Subprocesses are not followed, so journeys run in one process.
 """
 
-import ast
 import inspect
 import io
-import statistics
 import sys
 import tempfile
 import threading
-import tokenize
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,7 +89,7 @@ def run(*words: str) -> None:
 def passed(journey: Callable[[Path], None]) -> tuple[set[str], set[str]]:
     """The files of the package in which a function was called, and those that were imported at all.
 
-    What runs once at import is no call: modules and class bodies lack ``CO_OPTIMIZED``, and generator
+    Code that runs at import does not count: modules and class bodies lack ``CO_OPTIMIZED``, and generator
     expressions and lambdas (``<genexpr>``) belong to the function around them.
     """
     called: set[str] = set()
@@ -121,39 +117,6 @@ def passed(journey: Callable[[Path], None]) -> tuple[set[str], set[str]]:
     return called, imported
 
 
-def code_lines(path: Path) -> int:
-    """Lines of code: those with a token that is neither a comment nor part of a docstring."""
-    text = path.read_text()
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    skipped: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            first = node.body[0]
-            skipped |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    lines: set[int] = set()
-    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in blank and token.string:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    return len(lines - skipped)
-
-
-def importers(modules: dict[str, Path]) -> Counter[str]:
-    """How many modules import each module of the package."""
-    counts: Counter[str] = Counter()
-    for path in modules.values():
-        targets = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    whole = f"{node.module}.{alias.name}"
-                    targets.add(whole if whole in modules else node.module)
-            elif isinstance(node, ast.Import):
-                targets |= {alias.name for alias in node.names}
-        counts.update(target for target in targets if target in modules)
-    return counts
-
-
 def package_sizes() -> dict[str, int]:
     """Lines and modules of the two packages, named as in the table of CONTRIBUTING.md."""
     sizes = {}
@@ -162,31 +125,6 @@ def package_sizes() -> dict[str, int]:
         sizes[f"{package}: lines"] = sum(len(text.splitlines()) for text in texts)
         sizes[f"{package}: modules"] = len(texts)
     return sizes
-
-
-def tree_figures() -> dict[str, float]:
-    """Sizes of both packages; lines of code, median size, public names and modules with one importer."""
-    paths = [path for folder in PACKAGES.values() for path in sorted(folder.rglob("*.py"))]
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"): path
-        for path in paths
-    }
-    importer_counts = importers(modules)
-    names = 0
-    for name, path in modules.items():
-        if any(part.startswith("_") for part in name.split(".")):
-            continue
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                names += 1
-    sizes = [len(path.read_text().splitlines()) for path in paths]
-    return {
-        **package_sizes(),
-        "lines of code": sum(code_lines(path) for path in paths),
-        "median lines of a module": statistics.median(sizes),
-        "functions and classes without _ in modules without _": names,
-        "modules with one importer": sum(importer_counts[name] == 1 for name in modules),
-    }
 
 
 def main() -> None:
@@ -198,8 +136,8 @@ def main() -> None:
             for path in sorted(called):
                 print(f"  {Path(path).relative_to(ROOT)}")
     if len(sys.argv) == 1:
-        for name, value in tree_figures().items():
-            print(f"{name}: {value:g}")
+        for name, size in package_sizes().items():
+            print(f"{name}: {size:,}")
 
 
 if __name__ == "__main__":

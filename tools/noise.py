@@ -8,7 +8,7 @@
 Per comparison and score, after training: the largest difference over arms between the cells there and the
 published ones; half the width of the 95% bootstrap interval of the effect over test texts, in the models
 there; and half the width of the published interval over seeds. The kernels of a processor without AVX-512
-are had with `ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2`.
+are used with `ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2`.
 """
 
 import csv

@@ -52,7 +52,7 @@ def _outputs(source: str, names: dict[str, Any], where: str, number: int) -> lis
 
 
 def _shown(value: Any) -> dict[str, Any]:
-    """What Jupyter would show of a value, by kind of content."""
+    """A value as Jupyter would show it, by kind of content."""
     if hasattr(value, "savefig"):
         picture = io.BytesIO()
         value.savefig(picture, format="png", dpi=70, bbox_inches="tight", metadata={"Software": None})

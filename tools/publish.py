@@ -170,7 +170,7 @@ def _notebooks(element: Mapping[str, Any]) -> str:
 
 
 def noise_table() -> list[str]:
-    """What another processor and other texts change (`tools/noise.py`), beside the interval over seeds."""
+    """The effect of another processor and other texts (`tools/noise.py`), beside the interval over seeds."""
     rows: dict[str, list[str]] = {}
     with (FOLDER / "noise.csv").open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
@@ -234,7 +234,7 @@ def standings_text(effects: Sequence[Effect]) -> str:
 
 
 def questions_page(questions: Sequence[Question]) -> str:
-    """``questions.md``: all verdicts in short, then what was believed, run and found."""
+    """``questions.md``: all verdicts in short, then each belief, design and outcome."""
     parts = ["# Open questions", "", NOTE, ""]
     named = "Scores that decide were named before the run; others are exploratory."
     parts += [f"What the paper does not ask. {named}", "[How it is decided](index.md#how-it-is-decided).", ""]
@@ -264,7 +264,7 @@ def _answer(question: Question) -> str:
 
 
 def answers(name: str, claims: Sequence[Claim], questions: Sequence[Question]) -> str:
-    """What the published results say on the page of an experiment: its questions, and the claims about it."""
+    """Published answers for the page of an experiment: its questions, and the claims about it."""
     said = [
         f"{_answer(question)} ([question {n}](questions.md#{_anchor(n, question)}))"
         for n, question in enumerate(questions, 1)
@@ -294,9 +294,9 @@ def ratio_table(lines: Sequence[Line]) -> str:
 
 
 def experiment_page(title: str, command: str, folders: Sequence[Path], images: Path) -> str:
-    """What an experiment wrote under ``folders``; pictures are copied to ``images``.
+    """The figures and tables of an experiment under ``folders``; pictures are copied to ``images``.
 
-    What decides comes first, in words; then :func:`answers` find room between two marks.
+    Deciding scores come first, in words; then :func:`answers` have their place between two marks.
     """
     tables = {folder: _documents(folder, "tables") for folder in folders}
     decided = [decided_text(document) for documents in tables.values() for document in documents]
@@ -334,7 +334,7 @@ def _documents(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def decided_text(document: Mapping[str, Any]) -> str:
-    """What the scores that decide show, as an item of a list; empty of a table without any."""
+    """The outcome of the deciding scores, as an item of a list; empty for a table without any."""
     groups: dict[str, dict[str, list[str]]] = {}
     for row in document["rows"]:
         if "arm" in row and row.get("kind", "decides") == "decides" and row.get("stands"):

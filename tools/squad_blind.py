@@ -1,7 +1,7 @@
-"""What two rules score on SQuAD's test questions that never read the question, for each form of the context.
+"""Scores on SQuAD's test questions of two rules that never read the question, for each form of the context.
 
-`everything` answers with all of the window. `middle` answers with what lies between two margins of 200
-characters, or with the two words in the middle where the window is shorter. Prints the CSV
+`everything` answers with the whole window. `middle` answers with the text between two margins of 200
+characters, or with the two words in the middle if the window is shorter. Prints the CSV
 `lab/paper/squad-blind.csv`:
 
     python tools/squad_blind.py > lab/paper/squad-blind.csv

@@ -257,7 +257,7 @@ def read_json_lines(
 
 
 class NotJson(InputError):
-    """A text is not JSON, or is JSON that no program should go on with."""
+    """A text is not JSON, or is JSON that cannot be read or written safely."""
 
 
 # Deeper than any file that is written on purpose; at Python's own limit the interpreter would crash.
@@ -316,10 +316,10 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A file opened for reading, decompressed; what goes wrong is an ``InputError``."""
+    """A file opened for reading, decompressed; any failure is an ``InputError``."""
     openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
     try:
-        # A shell's `<(...)` is a pipe under /dev or /proc that somebody writes; any other may wait for ever.
+        # A shell's `<(...)` is a pipe under /dev or /proc that somebody writes; any other may wait forever.
         if stat.S_ISFIFO(os.stat(path).st_mode) and not os.fspath(path).startswith(("/dev/", "/proc/")):
             raise InputError(f"{str(path)!r} is a pipe; write it to a file first: cat {path} > FILE")
         with openers.get(Path(path).suffix, open)(path, "rb") as stream:

@@ -5,9 +5,9 @@ from fasterqk.cli.common import Program
 
 COMMANDS = {
     "demo": "small classifiers with data, to try the other commands on",
-    "theory": "the dynamics solved exactly: attention at a loss, the ratio for a wanted attention",
     "circuits": "which parameters of an architecture are query-key, which output-value",
     "measure": "where a Hugging Face model attends on your own data, and whether it matters",
+    "theory": "the dynamics solved exactly: attention at a loss, the ratio for a wanted attention",
     "explore": "the theory as an interactive page, computed in the browser",
 }
 
@@ -15,10 +15,9 @@ WELCOME = """\
 fasterqk: how sharply a transformer attends, set by one learning-rate ratio.
 
 Try first:
-  fasterqk theory solve --qk-ratio 10 --loss 1e-4     attention at a loss, exactly
-  fasterqk theory ratio --alpha 0.9 --loss 1e-3       the ratio you need
-  fasterqk circuits gpt2                              which parameters are queries and keys
   fasterqk demo                                       small models to try every command on
+  fasterqk circuits gpt2                              which parameters are queries and keys
+  fasterqk theory ratio --alpha 0.9 --loss 1e-3       the ratio for a wanted attention, in theory
   fasterqk --help                                     every command"""
 
 PROGRAM = Program(

@@ -106,12 +106,11 @@ def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -
     rows = []
     for name in arguments.parameterization:
         states = solve(setting, ratios[:, None], loss=losses, parameterization=name, **start)
-        columns = {key: getattr(states, key) for key in STATE}
+        path = states.path
+        about = {"optimizer": path.optimizer, "parameterization": path.parameterization}
         for place in np.ndindex(len(ratios), len(losses)):
-            path = states.path
-            about = {"optimizer": path.optimizer, "parameterization": path.parameterization}
-            ratio = {"qk_ratio": float(ratios[place[0]])}
-            rows.append(about | ratio | {key: float(column[place]) for key, column in columns.items()})
+            state = {key: float(getattr(states, key)[place]) for key in STATE}
+            rows.append(about | {"qk_ratio": float(ratios[place[0]])} | state)
     if arguments.csv and not arguments.json:
         print(csv_text(rows), end="")
         return 0

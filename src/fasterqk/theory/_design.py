@@ -1,4 +1,4 @@
-"""What follows from the solution: the ratio for a wanted attention, bounds on growth, four rates as one."""
+"""Consequences of the solution: the ratio for a wanted attention, bounds on growth, four rates as one."""
 
 from dataclasses import dataclass
 from math import asin, pi, sqrt
@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 from fasterqk.errors import InputError
 from fasterqk.theory._path import (
     LEAST_FACTORIZED_START,
-    OPTIMIZERS,
     RATIOS,
     Path,
     Setting,
     check_number,
+    check_optimizer,
     check_range,
     check_shapes,
 )
@@ -232,9 +232,7 @@ def product_law(
         check_number(name, value, 1e-12, 1e12)
     for name, width in (("qk_width", qk_width), ("ov_width", ov_width)):
         check_number(name, width, 1, 1e6)
-    if optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer {optimizer!r} is unknown; choose from {', '.join(OPTIMIZERS)}")
     product = q * k / (v * o)
-    if optimizer == "gradient_flow":
+    if check_optimizer(optimizer) == "gradient_flow":
         return sqrt(product)
     return product * qk_width / (ov_width * pattern_share(classes))

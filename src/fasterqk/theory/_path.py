@@ -128,7 +128,7 @@ def check_parameterization(name: str) -> str:
     return name.upper()
 
 
-def check_optimizer(name: str, parameterization: str) -> str:
+def check_optimizer(name: str, parameterization: str = "CACO") -> str:
     """``name`` if this optimizer is solved for ``parameterization``; otherwise an InputError."""
     if name not in OPTIMIZERS:
         raise InputError(f"optimizer {name!r} is unknown; choose from {', '.join(OPTIMIZERS)}")
@@ -361,11 +361,10 @@ class Lookup:
 
     def at(self, position: Floats) -> tuple[Floats, Floats]:
         """Approximately the coordinate and the integral at a fractional index."""
-        left = np.minimum(position.astype(int), len(self.log_c) - 2)
-        share = position - left
+        index = np.arange(len(self.log_c))
         return (
-            np.exp(self.log_c[left] + share * (self.log_c[left + 1] - self.log_c[left])),
-            np.exp(self.log_integral[left] + share * (self.log_integral[left + 1] - self.log_integral[left])),
+            np.exp(np.interp(position, index, self.log_c)),
+            np.exp(np.interp(position, index, self.log_integral)),
         )
 
     def coordinate_at_margin(self, log_target: Floats, power: int) -> Floats:

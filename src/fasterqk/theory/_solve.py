@@ -59,21 +59,17 @@ class Solution:
         """Time since the start, in units in which the OV circuit's learning rate is ``eta_ov``."""
         if self._known_time is not None:
             return self._known_time
-        shape = np.shape(self.mu_ov)
         c = np.ravel(self._coordinate)
-        strength, row = np.unique(np.ravel(self.path.strength(self.qk_ratio)), return_inverse=True)
-        time = np.zeros(c.shape)
         late = np.ravel(self.alpha * self.mu_ov) > _LARGEST_MARGIN
-        time[late] = np.inf
-        wanted = ~late & (c > 0)
-        if wanted.any():
-            used, row = np.unique(row[wanted], return_inverse=True)
-            ends = np.zeros(used.shape)
-            np.maximum.at(ends, row, c[wanted])
-            clock = Clock(self.path, strength[used], ends, self.eta_ov)
+        time = np.where(late, np.inf, 0.0)
+        moved = ~late & (c > 0)
+        if moved.any():
+            strength = np.ravel(self.path.strength(self.qk_ratio))[moved]
+            rows, row = np.unique(strength, return_inverse=True)
+            clock = Clock(self.path, rows, _largest(row, c[moved]), self.eta_ov)
             with np.errstate(over="ignore"):
-                time[wanted] = np.exp(clock.log_time(row, c[wanted]))
-        return time.reshape(shape)[()]
+                time[moved] = np.exp(clock.log_time(row, c[moved]))
+        return time.reshape(np.shape(self.mu_ov))[()]
 
 
 def solve(
@@ -127,20 +123,20 @@ def solve(
     path = Path.of(setting, parameterization, mu0, q0, optimizer)
     rate = check_rate(eta_ov)
     checked = check_range("qk_ratio", qk_ratio, *RATIOS)
-    targets = {"loss": loss, "time": time, "mu_ov": mu_ov}
-    chosen = [name for name, value in targets.items() if value is not None]
-    if len(chosen) != 1:
-        raise InputError(f"give one of loss, time and mu_ov, not {' and '.join(chosen) or 'none of them'}")
-    name = chosen[0]
-    target = _check_target(path, name, targets[name])
+    given = {"loss": loss, "time": time, "mu_ov": mu_ov}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise InputError(f"give one of loss, time and mu_ov, not {' and '.join(names) or 'none of them'}")
+    name = names[0]
+    target = _check_target(path, name, given[name])
     ratio, target = check_shapes(**{"qk_ratio": checked, name: target})
 
-    ratios, targets_flat = np.ravel(ratio), np.ravel(target)
+    ratios, targets = np.ravel(ratio), np.ravel(target)
     if path.optimizer == "sign":
         c, effective = None, ratios
-        mu, q, alpha, final_loss, when = _sign_state(path, ratios, name, targets_flat, rate)
+        mu, q, alpha, final_loss, when = _sign_state(path, ratios, name, targets, rate)
     else:
-        c, (mu, q, alpha, final_loss, when) = _flow_state(path, ratios, name, targets_flat, rate)
+        c, (mu, q, alpha, final_loss, when) = _flow_state(path, ratios, name, targets, rate)
         speed_ov, speed_qk = path.speedups(mu, q)
         effective = ratios * speed_qk / speed_ov
     numbers = (mu, q, alpha, final_loss, effective, c, when)
@@ -336,11 +332,16 @@ def _coordinate_at_time(path: Path, strength: Floats, time: Floats, eta_ov: floa
         return c
     log_time = np.log(time[moving])
     rows, row = np.unique(strength[moving], return_inverse=True)
-    last = np.full(rows.shape, -np.inf)
-    np.maximum.at(last, row, log_time)
-    clock = Clock.reaching(path, rows, last, eta_ov)
+    clock = Clock.reaching(path, rows, _largest(row, log_time), eta_ov)
     c[moving] = clock.coordinate(row, log_time)
     return c
+
+
+def _largest(row: np.ndarray, values: Floats) -> Floats:
+    """The largest value of each row."""
+    largest = np.full(row.max() + 1, -np.inf)
+    np.maximum.at(largest, row, values)
+    return largest
 
 
 # Along the coordinate of a Path the time of all four parameterizations is

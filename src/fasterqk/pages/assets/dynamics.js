@@ -49,7 +49,7 @@ function invariantSlope(p, mu) {
   return (p.factorizedQK ? p.gammaQK : 1) * (p.factorizedOV ? 1 / p.gammaOV : mu);
 }
 
-// The left-hand side of the invariant: what the query-key scale has to have grown through.
+// The left-hand side of the invariant, which grows with the query-key scale.
 function queryKeyEffort(p, q) {
   if (!p.factorizedQK) return q - p.q0 + p.rho * Math.exp(p.q0) * Math.expm1(q - p.q0);
   // ln(q/q0) + rho (Ei(q) - Ei(q0)), written without cancellation

@@ -35,8 +35,8 @@ function comparedSettings(state) {
     problem: makeProblem({ ...state, r }),
   }));
   if (settings.some((setting) => setting.strong)) return settings;
-  const own = { name: `r = ${short(state.r)}`, color: "var(--ink)", strong: true };
-  return [...settings, { ...own, problem: makeProblem(state) }];
+  const current = { name: `r = ${short(state.r)}`, color: "var(--ink)", strong: true };
+  return [...settings, { ...current, problem: makeProblem(state) }];
 }
 
 // States from the start down to the lowest loss on the axis, closer together where attention moves fast.
@@ -81,5 +81,5 @@ function computeAll(state) {
       needed: ratioForAttention(problem, state.target, state.loss),
     };
   });
-  return { settings, models, chosen: models.find((one) => one.chosen) };
+  return { settings, models, chosen: models.find((model) => model.chosen) };
 }

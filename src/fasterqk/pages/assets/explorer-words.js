@@ -12,13 +12,13 @@ function speed(r) {
   return r > 1 ? `${short(r)} times as fast as` : `${short(1 / r)} times slower than`;
 }
 
-// What is known about reaching the target, in one sentence.
+// How to reach the wanted attention, in one sentence.
 function neededSentence(state, { needed, start, end }) {
   const wish = `For ${percent(state.target)} on the class tokens at loss ${short(state.loss)}`;
   if (state.target <= start.alpha) {
     return `${wish} nothing needs to be learned: training starts with ${percent(start.alpha)} there.`;
   }
-  if (needed === null) return `${wish} there is no ratio: the loss is reached before attention could move.`;
+  if (needed === null) return `${wish} no ratio is enough: the loss is reached before attention can move.`;
   const step = end.alpha < state.target ? "more" : "less";
   return `${wish}, let the query-key circuit learn ${speed(Number(needed.toPrecision(3)))} the output-value circuit${
     Math.abs(Math.log(needed / state.r)) < 0.01 ? ": the ratio you have now." : `: ${step} than the ${short(state.r)} you have now.`
@@ -26,7 +26,7 @@ function neededSentence(state, { needed, start, end }) {
 }
 
 function showWords(root, state, { chosen }) {
-  const { end, needed } = chosen;
+  const { end } = chosen;
   const uniform = state.m / (state.m + state.n);
   const fill = (name, text) => {
     for (const slot of root.querySelectorAll(`[data-slot="${name}"]`)) slot.textContent = text;
@@ -44,12 +44,10 @@ function showWords(root, state, { chosen }) {
   fill("mu", short(end.mu, 4));
   fill("q", short(end.q, 4));
   fill("odds", end.q > 30 ? `e^${short(end.q)}` : amount(Number(Math.exp(end.q).toPrecision(3))));
-  fill("parameterization", NAMES[state.model]);
-  fill("needed", needed === null ? "–" : short(needed));
   fill("needed-sentence", neededSentence(state, chosen));
 }
 
-// One square a position; the darker, the more attention it gets.
+// One square per position; the fuller its colour, the more attention it gets.
 function showTokens(strip, state, { chosen }) {
   const { alpha } = chosen.end;
   const positions = state.m + state.n;
@@ -71,7 +69,7 @@ function showTokens(strip, state, { chosen }) {
     state.n} background tokens ${percent(perBackground)} each`);
 }
 
-// The four parameterizations at the chosen loss.
+// The four parameterizations and sign descent at the chosen loss.
 function showTable(body, state, { models }) {
   const rows = models.map(({ name, color, model, chosen, end, problem, needed }) => {
     const row = document.createElement("tr");
