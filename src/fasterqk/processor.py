@@ -19,10 +19,12 @@ from fasterqk.files import user_cache, write_text
 # Set to 1 by tests: AMX counts as announced, and the child process dies as it would on a faulty processor.
 SIMULATE_FAULT = "FASTERQK_TEST_NO_BF16"
 
-# The name of today and the one of before oneDNN 2.0; both work, so both are the user's to set.
+# Today's name and that of before oneDNN 2.0; both work, and users may have set either.
 _LIMIT, _OLD_LIMIT = "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"
 _WITHOUT_AMX = "AVX512_CORE_BF16"
-_CPUINFO = Path("/proc/cpuinfo")  # of Linux; elsewhere oneDNN does not use AMX, or nothing is known
+_CPUINFO = Path(
+    "/proc/cpuinfo"
+)  # on Linux; elsewhere oneDNN does not use AMX, or it is unknown whether it does
 _IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags")
 
 # Linear layers and batched products take different paths through oneDNN. No core file is left behind.
@@ -40,7 +42,7 @@ heads @ heads.transpose(1, 2)
 
 
 def avoid_faulty_amx() -> bool:
-    """Keep oneDNN away from AMX if the processor announces it but cannot run it; returns whether that is so.
+    """Keep oneDNN from using AMX if the processor announces it but cannot run it; returns whether it did.
 
     Sets ``ONEDNN_MAX_CPU_ISA`` for this process and the ones it starts, unless the user has set it. Where the
     processor does not announce AMX, nothing is tried. Call it before the first product of the process:
@@ -59,13 +61,13 @@ def _processor_with_amx() -> str | None:
     """Model and flags of a processor that announces AMX, else None."""
     text = ""
     with suppress(OSError):
-        text = _CPUINFO.read_text(errors="replace").partition("\n\n")[0]  # all processors are alike
+        text = _CPUINFO.read_text(errors="replace").partition("\n\n")[0]  # the first; all are alike
     pairs = (line.partition(":") for line in text.splitlines())
-    about = {name.strip(): value.strip() for name, _, value in pairs}
+    facts = {name.strip(): value.strip() for name, _, value in pairs}
     simulated = os.environ.get(SIMULATE_FAULT) == "1"
-    if not simulated and not {"amx_tile", "amx_bf16"} <= set(about.get("flags", "").split()):
+    if not simulated and not {"amx_tile", "amx_bf16"} <= set(facts.get("flags", "").split()):
         return None
-    return "\n".join([*(about.get(name, "") for name in _IDENTITY), "simulated" if simulated else ""])
+    return "\n".join([*(facts.get(name, "") for name in _IDENTITY), "simulated" if simulated else ""])
 
 
 def _amx_works(processor: str) -> bool:
@@ -74,7 +76,7 @@ def _amx_works(processor: str) -> bool:
     try:
         key = f"{processor}\n{version('torch')}"
     except PackageNotFoundError:
-        return True  # there is nothing to go wrong
+        return True  # without torch nothing can fail
     cache: Path | None = None
     with suppress(OSError, RuntimeError):  # no home folder, or one that cannot be read
         cache = user_cache() / f"amx-{hashlib.sha256(key.encode()).hexdigest()[:16]}"

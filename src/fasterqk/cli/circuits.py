@@ -82,15 +82,15 @@ def _audit(arguments: argparse.Namespace, labels: dict[str, Any]) -> int:
         raise InputError("--optimizer prints one line per role; leave --heads and --all out")
     if not arguments.model or not Path(arguments.model).is_dir():
         raise InputError(f"--optimizer needs the folder of a saved model, not {arguments.model!r}")
-    kind = optimizer_class(arguments.optimizer)
+    optimizer_type = optimizer_class(arguments.optimizer)
     model: Any = type(model_without_weights(arguments.model)[0]).from_pretrained(arguments.model)  # type: ignore[attr-defined]
-    words = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    if words is None:
+    vocabulary = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if vocabulary is None:
         raise InputError(f"{type(model).__name__} reads no tokens; give check_circuits a batch from Python")
-    ids = torch.randint(words, (2, 12), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(vocabulary, (2, 12), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     try:
-        optimizer = kind(model.parameters(), lr=arguments.lr)
+        optimizer = optimizer_type(model.parameters(), lr=arguments.lr)
     except (TypeError, ValueError) as error:
         raise InputError(f"--optimizer {arguments.optimizer}: {error}") from None
     with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
