@@ -12,7 +12,7 @@ is in rows ``(experiment, arm, seed, at, loss, score, value)``, where ``experime
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -158,6 +158,16 @@ class Measured:
     def baseline_of(self, arm: str) -> str:
         """The arm with equal rates that ``arm`` is compared with."""
         return self.baselines.get(arm, self.arms[0])
+
+    def first(self, seeds: int | None) -> "Measured":
+        """The comparison over its first ``seeds`` alone (None: all): the others were added after looking."""
+        if seeds is None:
+            return self
+        known = {seed for _, seed in self.histories} | {value.seed for value in self.values}
+        planned = sorted(known)[:seeds]
+        values = [value for value in self.values if value.seed in planned]
+        histories = {cell: history for cell, history in self.histories.items() if cell[1] in planned}
+        return replace(self, values=values, histories=histories)
 
     def scores(self, at: str = LEVEL) -> list[str]:
         """The names of all scores that were read then."""

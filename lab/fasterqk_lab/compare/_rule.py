@@ -28,9 +28,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.attention.statistics import Interval, holm, interval, matched_loss, paired_difference
+from fasterqk.attention.statistics import Interval, holm, interval, paired_difference
 from fasterqk.errors import InputError
-from fasterqk_lab.compare._results import END, LEVEL, LOSS, History, Measured
+from fasterqk_lab.compare._results import END, LEVEL, LOSS, History, Measured, value_at
 
 Claimed = Literal["more", "less", "equal", "not less"]
 Standing = Literal["supports", "against", "small", "open"]
@@ -87,7 +87,8 @@ class Effect:
     curve: tuple[tuple[float, Interval], ...] = ()
     lowest: bool = False
     missing: tuple[str, ...] = ()
-    p: float = nan  # corrected for the number of effects that it stands beside
+    p: float = nan  # of its claim, corrected for the number of effects that it stands beside
+    p_of_difference: float = nan  # the same of the test that the difference is zero
     exact: bool = False  # computed, not sampled: it needs no interval
 
     @property
@@ -120,11 +121,11 @@ class Effect:
     def stands(self) -> str:
         """What it shows, corrected, whatever is claimed: one of ``STANDS``."""
         standings = ("supports", "against", "small", "open")
-        return STANDS[standings.index(replace(self, claimed="more").corrected)]
+        return STANDS[standings.index(replace(self, claimed="more", p=self.p_of_difference).corrected)]
 
     @property
     def p_value(self) -> float:
-        """Of the test that its interval stands for, uncorrected."""
+        """The p-value of its claim, by the test that its interval stands for, uncorrected."""
         mean, half, n, margin = self.value.mean, self.value.half_width, self.value.n, self.margin
         if self.claimed == "equal":
             if abs(mean) > margin:  # beyond the nearer margin
@@ -156,11 +157,12 @@ def compare(
     """The first of two ``arms`` minus the second, paired by seed.
 
     ``at`` is the deciding level, the lowest common loss (``loss``, or the one that is given), or another
-    moment. ``seeds`` counts only the first so many: seeds that were added after looking decide nothing.
+    moment. Only the first ``seeds`` decide; nulls and progress are over all of them.
     """
-    at, loss, lowest = _place(measured, arms, score, at, loss)
-    ones, others = (measured.of(arm, score, at, loss) for arm in arms)
-    both = sorted(set(ones) & set(others))[:seeds]
+    planned = measured.first(seeds)
+    at, loss, lowest = _place(planned, arms, score, at, loss)
+    ones, others = (planned.of(arm, score, at, loss) for arm in arms)
+    both = sorted(set(ones) & set(others))
     if not both:
         raise InputError(f"{measured.name} has no {score!r} of {arms[0]!r} and {arms[1]!r} at {at!r}")
     effect = _paired(label or f"{arms[0]} minus {arms[1]}", score, claimed, ones, others, both)
@@ -171,9 +173,9 @@ def compare(
         null=measured.null(arms[1], score, at, loss),
         permuted=measured.null(arms[0], score, at, loss, "permuted"),
         progress=_progress(measured, arms, loss),
-        curve=_curve(measured, arms, score, seeds) if loss is not None else (),
+        curve=_curve(planned, arms, score) if loss is not None else (),
         lowest=lowest,
-        missing=_missing(measured, arms) if lowest else (),
+        missing=_missing(planned, arms) if lowest else (),
     )
 
 
@@ -226,14 +228,15 @@ def above(
     seeds: int | None = None,
 ) -> Effect:
     """A score of one arm minus another score of its own (a null, say), or minus a number."""
-    at, loss, lowest = _place(measured, (arm,), score, at)
-    values = measured.of(arm, score, at, loss)
-    chance = measured.of(arm, other, at, loss) if isinstance(other, str) else dict.fromkeys(values, other)
-    both = sorted(set(values) & set(chance))[:seeds]
+    planned = measured.first(seeds)
+    at, loss, lowest = _place(planned, (arm,), score, at)
+    values = planned.of(arm, score, at, loss)
+    chance = planned.of(arm, other, at, loss) if isinstance(other, str) else dict.fromkeys(values, other)
+    both = sorted(set(values) & set(chance))
     if not both:
         raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
     effect = _paired(label or f"{arm} minus {other}", score, claimed, values, chance, both)
-    null, missing = measured.null(arm, score, at, loss), _missing(measured, (arm,)) if lowest else ()
+    null, missing = measured.null(arm, score, at, loss), _missing(planned, (arm,)) if lowest else ()
     return replace(effect, at=at, loss=loss, null=null, lowest=lowest, missing=missing)
 
 
@@ -289,17 +292,13 @@ def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> 
 def _share(history: History, loss: float | None) -> float | None:
     if not history or loss is None or not history[-1].get("step"):
         return None
-    [crossing] = matched_loss({("", 0): history}, ["step"], [loss])
-    return crossing["arms"][""]["step"].mean / history[-1]["step"] if crossing["arms"] else None
+    reached = value_at(history, loss, ["step"])
+    return reached["step"] / history[-1]["step"] if reached else None
 
 
-def _curve(
-    measured: Measured, arms: tuple[str, str], score: str, seeds: int | None
-) -> tuple[tuple[float, Interval], ...]:
+def _curve(measured: Measured, arms: tuple[str, str], score: str) -> tuple[tuple[float, Interval], ...]:
     """The difference at `LEVELS` training losses, even in log loss, over all that cells of both arms pass."""
     histories = {cell: history for cell, history in measured.histories.items() if cell[0] in arms and history}
-    chosen = sorted({seed for _, seed in histories})[:seeds]
-    histories = {cell: history for cell, history in histories.items() if cell[1] in chosen}
     losses = [[record["loss"] for record in history if record["loss"]] for history in histories.values()]
     if len({arm for arm, _ in histories}) < 2 or not all(losses):
         return ()
@@ -308,7 +307,8 @@ def _curve(
         return ()
     levels = np.geomspace(high, low, LEVELS)[::-1]
     values = {cell: crossings(history, score, levels) for cell, history in histories.items()}
-    paired = [seed for seed in chosen if all((arm, seed) in values for arm in arms)]
+    seeds = sorted({seed for _, seed in values})
+    paired = [seed for seed in seeds if all((arm, seed) in values for arm in arms)]
     if not paired:
         return ()
     differences = np.array([values[arms[0], seed] - values[arms[1], seed] for seed in paired])
@@ -345,8 +345,12 @@ VERDICTS = (CONFIRMED, DEPENDS, INCONCLUSIVE, CONTRADICTED, DIFFERS, NOT_RUN)
 
 def correct(effects: Sequence[Effect]) -> list[Effect]:
     """The effects with p-values that are corrected for their number (Holm)."""
-    p_values: Mapping[int, float] = holm({place: effect.p_value for place, effect in enumerate(effects)})
-    return [replace(effect, p=p_values[place]) for place, effect in enumerate(effects)]
+    claims = holm({place: effect.p_value for place, effect in enumerate(effects)})
+    differences = holm({place: effect.value for place, effect in enumerate(effects)})
+    return [
+        replace(effect, p=claims[place], p_of_difference=differences[place])
+        for place, effect in enumerate(effects)
+    ]
 
 
 def verdict(effects: Sequence[Effect], *, large: bool = False) -> str:
@@ -365,7 +369,7 @@ def verdict(effects: Sequence[Effect], *, large: bool = False) -> str:
     if not standings:
         return NOT_RUN
     if all(standing == "supports" for standing in standings):
-        return CONFIRMED if all(_holds_at_most_levels(effect) for effect in effects) else DEPENDS
+        return CONFIRMED if all(_holds_at_half_of_levels(effect) for effect in effects) else DEPENDS
     if "supports" in standings:
         return DEPENDS
     if "open" in standings:
@@ -373,6 +377,6 @@ def verdict(effects: Sequence[Effect], *, large: bool = False) -> str:
     return DEPENDS if "small" in standings and not large else CONTRADICTED
 
 
-def _holds_at_most_levels(effect: Effect) -> bool:
+def _holds_at_half_of_levels(effect: Effect) -> bool:
     agreement = effect.agreement
     return agreement is None or effect.claimed in ("equal", "not less") or agreement >= 0.5

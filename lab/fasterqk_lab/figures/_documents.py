@@ -136,9 +136,10 @@ def read_effect(record: Document) -> Effect:
         return Interval(value["mean"], value["half_width"], record[name].get("n") or 1)
 
     values = interval("difference"), interval("after"), interval("before")
-    p, margin = record.get("p"), margin_of(record["score"], values[2].mean)
-    place: Document = {"loss": record.get("loss"), "null": record.get("null"), "p": nan if p is None else p}
-    return Effect(record["arm"], record["score"], "more", *values, record["at"], margin=margin, **place)
+    p = nan if record.get("p") is None else record["p"]
+    about: Document = {"loss": record.get("loss"), "null": record.get("null"), "p": p, "p_of_difference": p}
+    about["margin"] = margin_of(record["score"], values[2].mean)
+    return Effect(record["arm"], record["score"], "more", *values, record["at"], **about)
 
 
 def save_examples(

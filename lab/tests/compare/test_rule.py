@@ -13,7 +13,6 @@ from fasterqk_lab.compare import (
     END,
     LEVEL,
     LOSS,
-    STANDS,
     Effect,
     Measured,
     above,
@@ -106,6 +105,15 @@ def test_other_moments_and_the_lowest_loss_can_be_asked_for():
 def test_seeds_that_were_added_later_decide_nothing():
     assert compare(arms(), ("other", "base"), "mrta", seeds=2).value.n == 2
     assert above(arms(), "other", "mrta", 0.0, seeds=2).value.n == 2
+    # One of them that never reaches the level does not change where the planned ones are read.
+    late = arms(other2=1)
+    assert compare(late, ("other", "base"), "mrta").missing == ("other, seed 2",)
+    assert compare(late, ("other", "base"), "mrta", seeds=2).at == LEVEL
+    assert above(late, "other", "mrta", 0.0, seeds=2).at == LEVEL
+    # Nor does one take the place of a planned seed that diverged.
+    cells = {(arm, seed): cell(0.1) for arm in ("base", "other") for seed in range(3)}
+    cells["other", 1] = {"history": [], "diverged": True}
+    assert compare(measured("t", cells), ("other", "base"), "loss", at=END, seeds=2).value.n == 1
 
 
 def test_the_curve_covers_all_losses_that_both_arms_pass():
@@ -255,11 +263,20 @@ def test_fewer_than_half_of_the_levels_make_it_depend_on_the_setting():
 
 @pytest.mark.parametrize("claimed", ["more", "less", "equal", "not less"])
 @pytest.mark.parametrize(
-    ("mean", "stands"), [(0.3, STANDS[0]), (-0.3, STANDS[1]), (0.0, STANDS[2]), (0.05, STANDS[3])]
+    ("mean", "half", "stands"),
+    [
+        (0.3, 0.01, "more"),
+        (-0.3, 0.01, "less"),
+        (0.0, 0.01, "too small to matter"),
+        (0.05, 0.1, "open"),
+        (0.03, 0.02, "more"),  # surely above zero, not surely above the margin
+        (-0.03, 0.02, "less"),
+        (0.03, 0.029, "open"),  # not after correction, however surely it is above minus the margin
+    ],
 )
-def test_what_an_effect_shows_does_not_depend_on_the_claim(claimed, mean, stands):
-    value = Interval(mean, 0.1 if stands == "open" else 0.01, 5)
-    [shown] = correct([Effect("a", "mrta", claimed, value, value, value, "end")])
+def test_what_an_effect_shows_does_not_depend_on_the_claim(claimed, mean, half, stands):
+    value = Interval(mean, half, 5)
+    [shown, _] = correct([Effect("a", "mrta", claimed, value, value, value, "end")] * 2)
     assert shown.stands == stands
 
 
