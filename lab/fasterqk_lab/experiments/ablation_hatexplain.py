@@ -10,7 +10,7 @@ the protocols `four-tokens`, in which a faster QK raises attention (`phase`), an
 not (`covert-channel`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -49,26 +49,30 @@ SCORES = {
 }
 # How arms are drawn.
 QK_ALONE, QK_AND_MORE, WITHOUT = "QK alone", "QK, and more", "without faster QK"
+SHOWN, SHARPENED = "shown the marked words", "sharpened otherwise"
 
 
 def kind_of(config: TrainConfig, base: TrainConfig) -> str:
-    """How an arm is drawn: whether a faster query-key circuit is all that it changes, or a part of it."""
+    """How an arm is drawn: by what it does to attention, and whether a faster QK is all that it changes."""
     options = config.optimisation
+    if options.attention_loss:
+        return SHOWN
+    if options.entropy_loss or config.model.temperature:
+        return SHARPENED
     if config == base.replace(qk_ratio=options.qk_ratio):
         return QK_ALONE
     faster_qk = options.qk_ratio != 1 and (not options.faster or {*QUERIES, *KEYS} <= {*options.faster})
     return QK_AND_MORE if faster_qk else WITHOUT
 
 
-def save_changes(outcome: Outcome, out: Path, kinds: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Draw attention and accuracy of every arm at one training loss; ``kinds`` are those of `kind_of`."""
+def save_changes(outcome: Outcome, out: Path) -> dict[str, str]:
+    """Draw attention and accuracy of every arm at one training loss."""
     arms = outcome.comparison.arms
-    kinds = {arm: kind_of(config, arms[EQUAL]) for arm, config in arms.items()} | dict(kinds or {})
     masses, accuracies = (outcome.means(score) for score in ("mrta", "test_accuracy"))
     at, loss = outcome.shared_moment()
     where = f"at training loss {loss:.3f}" if loss is not None else "which no loss compares"
     return save_scatter(
-        [Point(arm, kinds[arm], mass, accuracies[arm]) for arm, mass in masses.items()],
+        [Point(arm, kind_of(arms[arm], arms[EQUAL]), mass, accuracies[arm]) for arm, mass in masses.items()],
         (f"{title_of('mrta')}, {where}", title_of("test_accuracy")),
         out,
         outcome.comparison.name,
@@ -84,12 +88,12 @@ def save_changes(outcome: Outcome, out: Path, kinds: Mapping[str, str] | None = 
 # --- One change per arm ---
 
 RATIOS = (3, 10, 30, 100)
-# Arms are compared at equal loss, so the rate needs no cosine to the end: constant, eight epochs fit the
-# training data as well as fourteen with it.
+# Arms are compared at equal loss, so the rate can be constant: eight epochs then fit the training data as
+# well as fourteen epochs with a cosine.
 EPOCHS = 8
-# All that the model knows of a text comes through OV: the arm that slows it needs longer to the same loss.
+# The model knows a text through OV alone, so an arm that slows OV needs more epochs to reach the same loss.
 SLOWER = 3
-# Arms that learn everything quickly pass the common loss within an epoch; look again on the way.
+# Arms that learn everything quickly pass the common loss within an epoch: evaluate on the way too.
 EVALUATE_AT_FALL = 0.85
 # A decay that people use, at which it matters whether it grows with the rate.
 STRONG_DECAY = 0.1
@@ -130,8 +134,8 @@ def ablation_hatexplain(seeds: int = 3, epochs: int | None = None) -> Comparison
         f"QK {times}, decay {STRONG_DECAY} coupled": strong.replace(decay="coupled"),
     }
     title = "HateXplain, one layer: which change carries the effect"
-    comparison = Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds))
-    return replace(comparison, scores=SCORES, figure=save_changes)
+    options: dict[str, Any] = {"scores": SCORES, "figure": save_changes}
+    return Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds), **options)
 
 
 EXPERIMENT = of_arms("ablation-hatexplain", ablation_hatexplain)
@@ -143,25 +147,15 @@ SUPERVISED = (0.1, 1.0, 10.0)
 PENALTIES = (0.03, 0.3, 3.0)
 # How much faster than everything else a learned temperature is, beside the base rate.
 TEMPERATURES = (30, 300)
-SHOWN, SHARPENED = "shown the marked words", "sharpened otherwise"
-
-
-def supervised_arm(weight: float) -> str:
-    """The name of the arm whose attention is trained on the marked words."""
-    return f"supervised, weight {weight:g}"
 
 
 def rivals(name: str, title: str, base: TrainConfig, ratios: Sequence[float], seeds: int) -> Comparison:
     """Every way beside equal rates, in the training of ``base``."""
-    learned = base.replace(temperature=True)
+    learned = base.replace(temperature=True, faster=("*.log_temperature",))
     arms = ratio_arms(base, ratios)
-    arms |= {supervised_arm(weight): base.replace(attention_loss=weight) for weight in SUPERVISED}
+    arms |= {f"supervised, weight {weight:g}": base.replace(attention_loss=weight) for weight in SUPERVISED}
     arms |= {f"entropy penalty {weight:g}": base.replace(entropy_loss=weight) for weight in PENALTIES}
-    for ratio in TEMPERATURES:
-        faster = {"qk_ratio": ratio, "faster": ("*.log_temperature",)}
-        arms |= (
-            {f"temperature ×{ratio}": learned.replace(**faster)} if ratio > 1 else {"temperature": learned}
-        )
+    arms |= {f"temperature ×{ratio}": learned.replace(qk_ratio=ratio) for ratio in TEMPERATURES}
     return Comparison(
         name,
         f"{title}, one layer: other ways to sharp attention",
@@ -170,15 +164,8 @@ def rivals(name: str, title: str, base: TrainConfig, ratios: Sequence[float], se
         seeds_from(seeds),
         decides=("mrta", "aopc_comprehensiveness"),
         scores=SCORES,
-        figure=save_rivals,
+        figure=save_changes,
     )
-
-
-def save_rivals(outcome: Outcome, out: Path) -> dict[str, str]:
-    """Draw attention and accuracy of every way; returns the paths."""
-    others = [arm for arm in outcome.comparison.arms if arm != EQUAL and not arm.startswith("QK")]
-    kinds = {arm: SHOWN if arm.startswith("supervised") else SHARPENED for arm in others}
-    return save_changes(outcome, out, kinds)
 
 
 def thirds(change: Callable[..., Any], ratio: float, ends: float, begins: float) -> dict[str, Any]:
@@ -192,9 +179,9 @@ def thirds(change: Callable[..., Any], ratio: float, ends: float, begins: float)
 
 
 def timing(seeds: int = 3) -> Comparison:
-    """In the paper's 30 epochs.
+    """The ratio in a part of the paper's 30 epochs.
 
-    A ratio that ends or begins acts from then on: arms are compared at the end, the loss stands beside.
+    A ratio also acts on what follows, so arms are compared after training, with the loss beside.
 
     >>> timing().arms["first third"].optimisation.ratio_until
     0.333
@@ -211,7 +198,7 @@ def timing(seeds: int = 3) -> Comparison:
 
 
 def timing_toy(seeds: int = 3) -> Comparison:
-    """In 1,200 steps of SGD, after which the loss of equal rates is about .01."""
+    """The same in 1,200 steps of SGD, after which the loss of equal rates is about .01."""
     base = replace(toy_base("four-tokens", "SGD"), max_steps=1200, stop="never")
     arms = thirds(partial(replace, base), TOY_RATIO, 400, 800)
     about: dict[str, Any] = {"name": "timing-toy", "title": "Toy language: when the ratio counts"}

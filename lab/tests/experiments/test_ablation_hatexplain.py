@@ -12,9 +12,13 @@ from fasterqk_lab.experiments.ablation_hatexplain import (
     EQUAL,
     QK_ALONE,
     QK_AND_MORE,
+    SHARPENED,
+    SHOWN,
     WITHOUT,
     ablation_hatexplain,
+    constant_rate,
     kind_of,
+    rivals,
 )
 
 # What may differ from the arm with equal rates.
@@ -46,6 +50,9 @@ def test_the_kind_of_an_arm_is_what_it_changes():
     with_more = [arm for arm in ARMS if arm.startswith("QK ") and arm not in alone]
     assert [arm for arm, kind in kinds.items() if kind == QK_AND_MORE] == with_more
     assert {kinds["Q only ×30"], kinds["embedding ×30"], kinds["everything ×30"]} == {WITHOUT}
+    others = rivals("rivals-hatexplain", "HateXplain", constant_rate(), (10,), seeds=1).arms
+    kinds = [kind_of(config, others[EQUAL]) for config in others.values()]
+    assert kinds == [QK_ALONE] * 2 + [SHOWN] * 3 + [SHARPENED] * 5
 
 
 def test_arms_are_compared_at_equal_loss_drawn_and_listed_if_they_diverged(rebuilt, capsys):
