@@ -151,10 +151,10 @@ def read_claims(published: Published, path: Path = FOLDER / "claims.toml") -> li
     return claims
 
 
-def read_questions(published: Published, path: Path = FOLDER / "questions.toml") -> list[Question]:
+def read_questions(published: Published) -> list[Question]:
     """Every question, in the order of the file; one that is registered and not yet run has no effects."""
     questions = []
-    for entry in read_entries(path, "question"):
+    for entry in read_entries(FOLDER / "questions.toml", "question"):
         says = entry.get("says", "more")
         run = all(published.has(effect) for effect in entry["effects"])
         entries = (entry["effects"], entry.get("explored", ())) if run else ((), ())
@@ -173,9 +173,9 @@ def read_entries(path: Path, kind: str) -> list[dict[str, Any]]:
     return entries
 
 
-def read_lines(published: Published, path: Path = FOLDER / "questions.toml") -> list[Line]:
+def read_lines(published: Published) -> list[Line]:
     """The lines of the picture, corrected for their number."""
-    entries = read_entries(path, "line")
+    entries = read_entries(FOLDER / "questions.toml", "line")
     effects = _effects(published, entries, "more")
     return [
         Line(entry["group"], effect, entry["run"], entry.get("headline", False))

@@ -13,6 +13,7 @@ from fasterqk_lab.compare._results import lowest_levels as lowest_levels
 from fasterqk_lab.compare._results import measured as measured
 from fasterqk_lab.compare._results import read_values as read_values
 from fasterqk_lab.compare._results import value_at as value_at
+from fasterqk_lab.compare._results import values_at as values_at
 from fasterqk_lab.compare._results import write_values as write_values
 from fasterqk_lab.compare._rule import MARGIN as MARGIN
 from fasterqk_lab.compare._rule import NOT_RUN as NOT_RUN

@@ -210,7 +210,7 @@ def measured(
     ]
     stopped = {cell: histories[cell] for cell, result in finished.items() if result.get("reached")}
     for lowest in (*lowest_levels(stopped or histories), *losses):
-        values += _values_at(name, histories, LOSS, lowest)
+        values += values_at(name, histories, LOSS, lowest)
     for baseline in dict.fromkeys(compared_with.values()):
         decides = deciding_level([history for (arm, _), history in histories.items() if arm == baseline])
         decides = level if level is not None else decides
@@ -220,7 +220,7 @@ def measured(
                 for (arm, seed), history in histories.items()
                 if baseline in (arm, compared_with[arm])
             }
-            values += _values_at(name, compared, LEVEL, decides)
+            values += values_at(name, compared, LEVEL, decides)
     diverged: dict[Cell, History] = {cell: () for cell in cells if cell not in finished}
     return Measured(name, tuple(_round_losses([*values, *more])), {**histories, **diverged}, compared_with)
 
@@ -264,13 +264,13 @@ def _best_record(history: History) -> Record:
     return min(judged, key=lambda record: record["validation_loss"]) if judged else history[-1]
 
 
-def _values_at(name: str, histories: Mapping[Cell, History], at: str, level: float) -> list[Value]:
+def values_at(name: str, histories: Mapping[Cell, History], at: str, level: float) -> list[Value]:
     """The values of all cells where their training loss first falls to ``level``."""
-    values = []
-    for (arm, seed), history in histories.items():
-        numbers = value_at(history, level)
-        values += [Value(name, arm, seed, at, level, score, value) for score, value in numbers.items()]
-    return values
+    return [
+        Value(name, arm, seed, at, level, score, value)
+        for (arm, seed), history in histories.items()
+        for score, value in value_at(history, level).items()
+    ]
 
 
 def value_at(history: History, level: float, scores: Sequence[str] | None = None) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What needs the weights of trained cells: single test examples with the attention of each arm, and facts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,9 +70,7 @@ def save_attention(outcome: "Outcome", arms: Mapping[str, TrainConfig], out: Pat
     )
 
 
-def attention_examples(
-    arms: Mapping[str, TrainConfig], seed: int, out: Path, count: int = COUNT
-) -> list[dict[str, Any]]:
+def attention_examples(arms: Mapping[str, TrainConfig], seed: int, out: Path) -> list[dict[str, Any]]:
     """Test examples with relevant tokens, as `fasterqk_lab.figures._documents` keeps them.
 
     Each has its ``tokens`` (the read position last, where it is one of its own), their ``relevance``, the
@@ -82,11 +81,11 @@ def attention_examples(
     loaded: dict[str, Any] = {arm: load_trained(cell, Store(out).folder(cell)) for arm, cell in cells.items()}
     first = next(iter(loaded.values()))
     if isinstance(first, Generation):
-        return answer_examples(loaded, count)
+        return answer_examples(loaded, COUNT)
     task = first.task
     # The position that is read is the last token, or one of its own after it.
     added = 1 if next(iter(cells.values())).model.read == "after" else 0
-    chosen = _choose(task.splits["test"], count)
+    chosen = _choose(task.splits["test"], COUNT)
     readings = {arm: _read(workload, chosen) for arm, workload in loaded.items()}
     examples = []
     for place, number in enumerate(chosen):
@@ -261,18 +260,27 @@ def sharpened_in_the_model(
     """Everything that is measured along training, with the attention scores multiplied by each factor."""
     weights = dict(workload.model.named_parameters())
     queries = [weight for name, weight in weights.items() if name.endswith((".W_Q", ".b_Q"))]
-    start = [weight.clone() for weight in queries]
     curve = []
     for factor in factors:
-        for weight, before in zip(queries, start, strict=True):
-            weight.copy_(before * factor)
-        record = workload.evaluate()
+        with scaled(queries, factor):
+            record = workload.evaluate()
         random = record["null_aopc_comprehensiveness"]
         record[ABOVE_RANDOM] = record["aopc_comprehensiveness"] - random
         curve.append({"factor": factor} | {name: record[name] for name in KEPT})
-    for weight, before in zip(queries, start, strict=True):
-        weight.copy_(before)
     return curve
+
+
+@contextmanager
+def scaled(weights: Sequence[Tensor], factor: float) -> Iterator[None]:
+    """Multiply ``weights`` in place, and restore them on exit."""
+    before = [weight.clone() for weight in weights]
+    for weight in weights:
+        weight.mul_(factor)
+    try:
+        yield
+    finally:
+        for weight, kept in zip(weights, before, strict=True):
+            weight.copy_(kept)
 
 
 def sharpened(workload: Classification) -> dict[str, list[dict[str, float]]]:
@@ -334,19 +342,14 @@ def _accuracies(
 ) -> dict[str, float]:
     stream, last = _stream(model, tokens), _last(model)
     rows = stream[torch.arange(len(read)), read]
-    queries = [last.attention.W_Q, last.attention.b_Q]
-    kept = [weight.clone() for weight in queries]
 
     def accuracy(visible: Tensor) -> float:
         changed = torch.addmm(model.b_U, last(stream, rows, ~visible), model.W_U)
         return float((changed.argmax(1) == labels).float().mean())
 
     accuracies = {"unmarked": accuracy(unmarked), "marked": accuracy(marked)}
-    for weight in queries:  # a query of zero asks all words alike
-        weight.zero_()
-    accuracies["uniform"] = accuracy(unmarked)
-    for weight, before in zip(queries, kept, strict=True):
-        weight.copy_(before)
+    with scaled([last.attention.W_Q, last.attention.b_Q], 0.0):  # a query of zero asks all words alike
+        accuracies["uniform"] = accuracy(unmarked)
     hook = last.attention.register_forward_hook(lambda _, __, out: out.mean(0, keepdim=True).expand_as(out))
     accuracies["blind"] = accuracy(unmarked | marked)
     hook.remove()

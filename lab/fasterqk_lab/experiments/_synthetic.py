@@ -12,7 +12,7 @@ from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting
-from fasterqk_lab.compare import LOSS, Value, lowest_levels, value_at
+from fasterqk_lab.compare import LOSS, Value, lowest_levels, values_at
 from fasterqk_lab.experiments._registry import CellRunner, Option
 from fasterqk_lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
@@ -182,7 +182,5 @@ def group_values(
         deciding = {cell: history for cell, history in histories.items() if cells[cell]["reached"]}
         for level in lowest_levels((deciding if stopped else {}) or histories, 1):
             levels[group] = level
-            for (arm, seed), history in histories.items():
-                numbers = value_at(history, level)
-                values += [Value(name, arm, seed, LOSS, level, score, x) for score, x in numbers.items()]
+            values += values_at(name, histories, LOSS, level)
     return levels, values

@@ -8,6 +8,7 @@ score, so that it is above the null by choice alone.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from fasterqk_lab.compare import Value
@@ -54,23 +55,18 @@ def table_kvqa(seeds: int = 1, epochs: int | None = None) -> Comparison:
     return two_arms("table-kvqa", title, base, KVQA_RATIO, range(seeds), more=more, examples=True)
 
 
-def steps_until_learnt(
-    history: Sequence[Mapping[str, Any]], level: float = LEARNT, score: str = "validation_accuracy"
-) -> float | None:
-    """The step at which a score first reaches ``level``, interpolated; None if it never does.
+def steps_until_learnt(history: Sequence[Mapping[str, Any]]) -> float | None:
+    """The step at which exact match on validation first reaches `LEARNT`, interpolated; None if never.
 
-    >>> steps_until_learnt([{"step": 0, "f1": 0.0}, {"step": 100, "f1": 1.0}], score="f1")
+    >>> steps_until_learnt([{"step": n, "validation_accuracy": n / 100} for n in (0, 100)])
     95.0
     """
-    before: Mapping[str, Any] | None = None
-    for record in history:
-        value = record.get(score)
-        if value is not None and value >= level:
-            if before is None:
-                return float(record["step"])
-            share = (level - before[score]) / (value - before[score])
-            return float(before["step"] + share * (record["step"] - before["step"]))
-        before = record if value is not None else before
+    points = [(record["step"], record.get("validation_accuracy")) for record in history]
+    known = [(step, value) for step, value in points if value is not None]
+    for (step, value), (later, higher) in pairwise([*known[:1], *known]):
+        if higher >= LEARNT:
+            share = (LEARNT - value) / (higher - value) if higher > value else 0.0
+            return float(step + share * (later - step))
     return None
 
 
