@@ -169,10 +169,6 @@ class Measured:
         histories = {cell: history for cell, history in self.histories.items() if cell[1] in planned}
         return replace(self, values=values, histories=histories)
 
-    def scores(self, at: str = LEVEL) -> list[str]:
-        """The names of all scores that were read then."""
-        return list(dict.fromkeys(value.score for value in self.values if value.at == at))
-
     def null(self, arm: str, score: str, at: str, loss: float | None, which: str = "null") -> float | None:
         """What uniform attention or a random ranking scores, mean over seeds; at the end if only there."""
         for moment, level in ((at, loss), (END, None)):

@@ -125,9 +125,8 @@ def compute(runner: CellRunner, protocol: str, *, seeds: int = 5, names: Sequenc
         for seed in range(max(seeds, panel.least_seeds))
     }
     results = run_cells(cells, runner, title=f"fig2, protocol {protocol}", protocol=protocol)
-    letters = [panel.name for panel in chosen]
-    baselines = {name: base for name, base in BASELINES.items() if {name, base} <= set(letters)}
-    name = f"fig2-{protocol}"
+    name, letters = f"fig2-{protocol}", {panel.name for panel in chosen}
+    baselines = {faster: equal for faster, equal in BASELINES.items() if {faster, equal} <= letters}
     table = measured(name, results, baselines=baselines, more=_more_values(name, results))
     runner.add(table.values)
     return Fig2(protocol, chosen, results, table)
@@ -271,7 +270,7 @@ READINGS = tuple(
 )
 
 
-def compute_dependence(runner: CellRunner, seeds: int = 1) -> tuple[list[Effect], list[dict[str, Any]]]:
+def compute_dependence(runner: CellRunner) -> tuple[list[Effect], list[dict[str, Any]]]:
     """An effect and a row per setting and parameterization, at the lowest training loss that both arms reach.
 
     The label of an effect is its setting, the score its parameterization.
@@ -282,8 +281,7 @@ def compute_dependence(runner: CellRunner, seeds: int = 1) -> tuple[list[Effect]
         for reading, model in product(READINGS, PARAMETERIZATIONS)
     }
     arms = [arm for pair in pairs.values() for arm in pair.values()]
-    options = {"title": "fig2, what it depends on", "protocol": "dependence"}
-    results = run_grid(arms, runner, seeds=seeds, **options)
+    results = run_grid(arms, runner, seeds=1, title="fig2, what it depends on", protocol="dependence")
     equal_of = {arm.name: pair[EQUAL].name for pair in pairs.values() for arm in pair.values()}
     _, values = group_values(name, results, equal_of, stopped=False)
     table = measured(name, results, baselines=equal_of, more=values)

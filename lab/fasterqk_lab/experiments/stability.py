@@ -17,12 +17,11 @@ differences to plain are corrected for how many they are (Holm).
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fasterqk.attention.statistics import Interval, interval
-from fasterqk_lab.compare import Effect, Measured, Value, compare, correct, measured
+from fasterqk_lab.compare import Effect, Measured, Value, compare_arms, correct, measured
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.figures import (
     COLORS,
@@ -109,8 +108,8 @@ def _capped(loss: float | None, initial: float) -> float:
     return initial if loss is None else min(loss, initial)
 
 
-def method_values(results: Results) -> list[Value]:
-    """Numbers over all rates of a method, one per method, width, seed and score.
+def over_rates(results: Results) -> Measured:
+    """Scores over all rates of a method, one per method, width, seed and score; plain is the baseline.
 
     Widths are compared over the rates that all of them have, so the methods that have several widths also
     have values of these rates alone.
@@ -118,17 +117,18 @@ def method_values(results: Results) -> list[Value]:
     groups: dict[tuple[str, int, int], dict[float, Mapping[str, Any]]] = {}
     for (name, width, rate, seed), result in results.items():
         groups.setdefault((name, width, seed), {})[rate] = result
-    values = []
+    values, plain = [], {}
     for (name, width, seed), by_rate in groups.items():
+        plain[arm_name(name, width)] = arm_name(PLAIN, width)
         for at, rates in ((ALL_RATES, RATES), (FEW_RATES, WIDTH_RATES)):
             if all(rate in by_rate for rate in rates) and (at == ALL_RATES or name in DECIDING):
                 place = "stability-methods", arm_name(name, width), seed, at, None
-                scores = _over_rates([by_rate[rate] for rate in rates])
+                scores = _scores_of([by_rate[rate] for rate in rates])
                 values += [Value(*place, score, value) for score, value in scores.items()]
-    return values
+    return Measured("stability-methods", values, baselines=plain)
 
 
-def _over_rates(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _scores_of(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     initial = cells[0]["initial_loss"]
     scores = {name: sensitivity([cell[loss] for cell in cells], initial) for name, loss in LOSSES.items()}
     for loss in LOSSES.values():
@@ -147,24 +147,19 @@ def arm_name(method: str, width: int, rate: float | None = None) -> str:
     return named if rate is None else f"{named}, rate {rate:g}"
 
 
-def method_effects(table: Measured, families: Sequence[tuple[str, int]]) -> tuple[list[Effect], list[Effect]]:
+def method_effects(table: Measured) -> tuple[list[Effect], list[Effect]]:
     """Methods minus plain at the same width and rates: the one that decides, and all others.
 
     The others, in sensitivity and in mean loss, are corrected for how many they are of their kind (Holm).
     """
-
-    def effects(score: str) -> list[Effect]:
-        arms = [(arm_name(method, width), arm_name(PLAIN, width)) for method, width in families]
-        return [
-            compare(table, (arm, plain), score, at=at, label=arm)
-            for at, (arm, plain) in product((ALL_RATES, FEW_RATES), arms)
-            if arm != plain and table.of(arm, score, at) and table.of(plain, score, at)
-        ]
-
+    sensitivities, losses = (
+        [effect for at in (ALL_RATES, FEW_RATES) for effect in compare_arms(table, {score: at})]
+        for score in ("sensitivity", "mean_loss")
+    )
     place = SLOWER, ALL_RATES
-    deciding = [effect for effect in effects("sensitivity") if (effect.label, effect.at) == place]
-    others = [effect for effect in effects("sensitivity") if (effect.label, effect.at) != place]
-    return correct(deciding), [*correct(others), *correct(effects("mean_loss"))]
+    deciding = [effect for effect in sensitivities if (effect.label, effect.at) == place]
+    others = [effect for effect in sensitivities if (effect.label, effect.at) != place]
+    return correct(deciding), [*correct(others), *correct(losses)]
 
 
 def rate_rows(results: Results) -> list[dict[str, Any]]:
@@ -287,11 +282,10 @@ def run(
     named = {(arm_name(*key[:3]), key[3]): cell for key, cell in cells.items()}
     done = runner.run(named, "fasterqk_lab.training._pretraining:pretrain", title="stability")
     results = dict(zip(cells, done.values(), strict=True))
-    table = Measured("stability-methods", method_values(results))
+    table = over_rates(results)
     runner.add([*measured("stability", done).values, *table.values])
     rates = rate_rows(results)
-    families = list(dict.fromkeys((name, width) for name, width, *_ in cells))
-    deciding, others = method_effects(table, families)
+    deciding, others = method_effects(table)
     about = {"steps": steps, "cells": len(cells), "seeds": seeds}
     setting = ", ".join(f"{count} {what}" for what, count in about.items())
     return about | {

@@ -96,7 +96,6 @@ def test_scores_may_be_derived_from_records_and_added():
     lowest = derived.losses(LOSS, "a", "twice")[0]
     assert derived.of("a", "twice", LOSS, lowest) == {0: pytest.approx(0.6)}
     assert derived.of("a", "mrta", "equal entropy") == {0: 0.25}
-    assert derived.scores("equal entropy") == ["mrta"]
 
 
 NAMES = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=8)

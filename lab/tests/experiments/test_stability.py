@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from fasterqk_lab.cli.main import main
-from fasterqk_lab.compare import Measured, read_values
+from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import stability as module
 from fasterqk_lab.experiments.stability import (
     METHODS,
     RATES,
     SLOWER,
     method_effects,
-    method_values,
+    over_rates,
     rate_rows,
     sensitivity,
     stability_cells,
@@ -69,13 +69,12 @@ def test_sensitivity_is_the_mean_loss_above_the_best():
 
 
 def table_of(**options):
-    return Measured("stability-methods", method_values(results_of(**options)))
+    return over_rates(results_of(**options))
 
 
 def test_differences_are_paired_and_corrected():
     table = table_of()
-    families = list(dict.fromkeys((name, width) for name, width, *_ in stability_cells()))
-    [deciding], others = method_effects(table, families)
+    [deciding], others = method_effects(table)
     slower, plain = (table.interval(name, "sensitivity", "5 rates") for name in (SLOWER, "plain"))
     assert deciding.value.mean == pytest.approx(slower.mean - plain.mean)
     assert deciding.p == deciding.p_value  # it stands alone
@@ -87,8 +86,8 @@ def test_differences_are_paired_and_corrected():
         "3 rates",
         table.interval("plain, width 64", "sensitivity", "3 rates"),
     )
-    assert method_effects(table_of(seeds=1), families)[0][0].corrected == "open"
-    assert method_effects(table_of(methods=["plain"]), families) == ([], [])
+    assert method_effects(table_of(seeds=1))[0][0].corrected == "open"
+    assert method_effects(table_of(methods=["plain"])) == ([], [])
 
 
 def test_a_diverged_cell_is_listed_and_counts_as_untrained():
@@ -97,7 +96,7 @@ def test_a_diverged_cell_is_listed_and_counts_as_untrained():
     assert rates["qk_ratio=10", 0.1]["capped"] == "0 1 2"
     assert math.isnan(rates["qk_ratio=10", 0.1]["loss"].mean)
     assert rates["plain", 0.1]["capped"] == ""
-    values = Measured("", method_values(results)).of("qk_ratio=10", "sensitivity", "5 rates")
+    values = over_rates(results).of("qk_ratio=10", "sensitivity", "5 rates")
     losses = [results["qk_ratio=10", 96, rate, 0]["loss"] for rate in RATES[:4]]
     assert values[0] == pytest.approx((sum(losses) + 5.5) / 5 - min(losses))
 
