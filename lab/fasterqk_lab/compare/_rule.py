@@ -161,11 +161,10 @@ def compare(
     """
     planned = measured.first(seeds)
     at, loss, lowest = _place(planned, arms, score, at, loss)
-    ones, others = (planned.of(arm, score, at, loss) for arm in arms)
-    both = sorted(set(ones) & set(others))
-    if not both:
+    first, second = (planned.of(arm, score, at, loss) for arm in arms)
+    if first.keys().isdisjoint(second):
         raise InputError(f"{measured.name} has no {score!r} of {arms[0]!r} and {arms[1]!r} at {at!r}")
-    effect = _paired(label or f"{arms[0]} minus {arms[1]}", score, claimed, ones, others, both)
+    effect = _paired(label or f"{arms[0]} minus {arms[1]}", score, claimed, first, second)
     return replace(
         effect,
         at=at,
@@ -180,16 +179,12 @@ def compare(
 
 
 def _paired(
-    label: str,
-    score: str,
-    claimed: Claimed,
-    ones: Mapping[int, float],
-    others: Mapping[int, float],
-    seeds: Sequence[int],
+    label: str, score: str, claimed: Claimed, first: Mapping[int, float], second: Mapping[int, float]
 ) -> Effect:
-    """The difference of two values, paired by seed."""
-    first, second = [ones[seed] for seed in seeds], [others[seed] for seed in seeds]
-    values = paired_difference(first, second), interval(first), interval(second)
+    """The difference of two values over the seeds that have both."""
+    seeds = sorted(first.keys() & second.keys())
+    ones, others = ([values[seed] for seed in seeds] for values in (first, second))
+    values = paired_difference(ones, others), interval(ones), interval(others)
     return Effect(label, score, claimed, *values, at="", margin=margin_of(score, values[2].mean))
 
 
@@ -230,12 +225,11 @@ def above(
     """A score of one arm minus another score of its own (a null, say), or minus a number."""
     planned = measured.first(seeds)
     at, loss, lowest = _place(planned, (arm,), score, at)
-    values = planned.of(arm, score, at, loss)
-    chance = planned.of(arm, other, at, loss) if isinstance(other, str) else dict.fromkeys(values, other)
-    both = sorted(set(values) & set(chance))
-    if not both:
+    first = planned.of(arm, score, at, loss)
+    second = planned.of(arm, other, at, loss) if isinstance(other, str) else dict.fromkeys(first, other)
+    if first.keys().isdisjoint(second):
         raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
-    effect = _paired(label or f"{arm} minus {other}", score, claimed, values, chance, both)
+    effect = _paired(label or f"{arm} minus {other}", score, claimed, first, second)
     null, missing = measured.null(arm, score, at, loss), _missing(planned, (arm,)) if lowest else ()
     return replace(effect, at=at, loss=loss, null=null, lowest=lowest, missing=missing)
 

@@ -22,7 +22,7 @@ from fasterqk_lab.compare import LOSS, Effect, Value, compare, correct, crossing
 from fasterqk_lab.experiments._comparison import EQUAL, Comparison, Outcome, run_comparison, seeds_from
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting
-from fasterqk_lab.experiments.ablation_hatexplain import constant_rate
+from fasterqk_lab.experiments.ablation_hatexplain import EPOCHS, constant_rate
 from fasterqk_lab.figures import Line, Panel, effect_record, effect_table, lines_of, save_forest, save_panels
 from fasterqk_lab.theory import Population, descend, small_start
 
@@ -200,11 +200,11 @@ def read_toy(runner: CellRunner, seeds: int) -> list[Reading]:
 
 R_HATEXPLAIN = 30.0
 REFERENCE = "Q and K"  # the arm to which the others are compared
-# All that is not in the query-key circuit: shell-style patterns of parameter names.
+# Everything except the query-key circuit: shell-style patterns of parameter names.
 NOT_QUERY_KEY = ("*.W_V", "*.b_V", "*.W_O", "*.b_O", "embedding.*", "positions", "*.mlp.*", "W_U", "b_U")
 
 
-def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
+def hatexplain_arms(seeds: int = 3) -> Comparison:
     """Arms with one R, made by Q, K, V and O; the last with the rest of the model slowed as well.
 
     Arms that slow the output-value circuit train longer. The last arm has the rates of "Q and K", all of
@@ -213,9 +213,9 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
     >>> list(hatexplain_arms().arms)[:5]
     ['equal rates', 'Q', 'K', 'Q and K', 'Q 10, K 3']
     """
-    base = constant_rate(epochs)
+    base = constant_rate()
     whole, root = R_HATEXPLAIN, R_HATEXPLAIN**0.5
-    slower, longer = base.replace(epochs=2 * epochs), base.replace(epochs=5 * epochs)
+    slower, longer = base.replace(epochs=2 * EPOCHS), base.replace(epochs=5 * EPOCHS)
     arms = {
         EQUAL: base,
         "Q": base.replace(ratios=f"q={whole}"),
@@ -228,8 +228,8 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
         "1/V and 1/O, rest slowed": longer.replace(faster=NOT_QUERY_KEY, qk_ratio=1 / root),
     }
     title = f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways"
-    comparison = Comparison("product-law-hatexplain", title, "paper", arms, seeds_from(seeds))
-    return replace(comparison, answers=answers, figure=save_reference)
+    options: dict[str, Any] = {"answers": answers, "figure": save_reference}
+    return Comparison("product-law-hatexplain", title, "paper", arms, seeds_from(seeds), **options)
 
 
 def reference_effects(outcome: Outcome) -> list[Effect]:

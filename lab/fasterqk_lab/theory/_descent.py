@@ -14,6 +14,9 @@ from fasterqk.errors import InputError
 from fasterqk_lab.theory._flow import Floats, Matrices, Population, background_width, gradients, look
 
 DESCENTS = ("sign", "adam")
+# Gradient entries below this share of the largest entry of their matrix count as zero. Sums that vanish by
+# symmetry leave rounding errors, which both optimizers would turn into large steps.
+_ZERO = 1e-9
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,6 @@ def descend(
     optimizer: str = "sign",
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
-    zero: float = 1e-9,
     every: int = 1,
     until: float = 0.0,
     steps: int = 100_000,
@@ -47,8 +49,6 @@ def descend(
         rates: Their learning rates by role, one per arm.
         optimizer: ``"sign"`` or ``"adam"``.
         betas, epsilon: The constants of Adam.
-        zero: Gradient entries below ``zero`` times the largest entry of their matrix count as zero. Sums that
-            vanish by symmetry leave rounding errors, which both optimizers would turn into large steps.
         every: The number of steps from one record to the next.
         until: Stop once the loss of every arm is at most this.
         steps: Stop after this many steps.
@@ -83,7 +83,7 @@ def descend(
         if done:
             return
         for name, slope in gradients(population, now, state).items():
-            slope[np.abs(slope) <= zero * np.abs(slope).max(axis=(1, 2), keepdims=True)] = 0.0
+            slope[np.abs(slope) <= _ZERO * np.abs(slope).max(axis=(1, 2), keepdims=True)] = 0.0
             if optimizer == "sign":
                 now[name] -= rate[name] * np.sign(slope)
                 continue

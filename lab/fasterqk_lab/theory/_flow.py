@@ -271,10 +271,8 @@ def flow(
     times: Floats,
     *,
     qk_ratio: float = 1.0,
-    eta_ov: float = 1.0,
     rates: Rates | None = None,
     role_ratios: Mapping[str, float] | None = None,
-    rtol: float = 1e-11,
 ) -> list[Matrices]:
     """Integrate gradient flow of the full matrices from ``start``.
 
@@ -282,12 +280,9 @@ def flow(
         population: The data.
         start: The matrices at time zero.
         times: Increasing times.
-        qk_ratio: The ratio eta_qk / eta_ov.
-        eta_ov: The learning rate of the OV circuit.
-        rates: Replaces the constant learning rates (eta_ov, qk_ratio * eta_ov) by a function of the collapsed
-            matrices.
+        qk_ratio: The learning rate of the QK circuit; that of the OV circuit is 1.
+        rates: Replaces these constant learning rates by a function of the collapsed matrices.
         role_ratios: Factors on the rates of the matrices, by name.
-        rtol: The relative tolerance of the integration.
 
     Returns:
         The matrices at each of ``times``.
@@ -306,7 +301,7 @@ def flow(
         return {name: part.reshape(start[name].shape) for name, part in parts}
 
     def speed(_: float, vector: Floats) -> Floats:
-        matrices, rate = unpack(vector), (eta_ov, qk_ratio * eta_ov)
+        matrices, rate = unpack(vector), (1.0, qk_ratio)
         if rates is not None:
             rate = rates(collapsed(matrices, "ov"), collapsed(matrices, "qk"))
         slopes = gradients(population, matrices)
@@ -314,7 +309,7 @@ def flow(
         return np.concatenate([part.ravel() for part in parts])
 
     state = np.concatenate([start[name].ravel() for name in names])
-    return [unpack(vector) for vector in visited(speed, 0.0, state, np.atleast_1d(times), rtol, rtol * 1e-4)]
+    return [unpack(vector) for vector in visited(speed, 0.0, state, np.atleast_1d(times), 1e-11, 1e-15)]
 
 
 def scales(population: Population, matrices: Mapping[str, Floats]) -> tuple[float, float, float]:
@@ -328,7 +323,7 @@ def scales(population: Population, matrices: Mapping[str, Floats]) -> tuple[floa
     return mu[0], mu[1], off
 
 
-def matching_rates(parameterization: str, *, qk_ratio: float = 1.0, eta_ov: float = 1.0) -> Rates:
+def matching_rates(parameterization: str, *, qk_ratio: float = 1.0) -> Rates:
     """Learning rates, as a function of the weights, with which a collapsed model follows a factorized one.
 
     The paper remarks that a factorized circuit resembles a collapsed one whose learning rate grows. On the
@@ -336,14 +331,13 @@ def matching_rates(parameterization: str, *, qk_ratio: float = 1.0, eta_ov: floa
     remark becomes an identity: the learning rate is twice the circuit's spectral norm, which is
     G_O = 2 sqrt(b) mu_ov for OV and G_A = 2 b mu_qk (2 sqrt(b) mu_qk with a fixed query) for QK.
 
-    Pass the result to ``flow(..., rates=...)``; ``qk_ratio`` and ``eta_ov`` are those of the factorized
-    model.
+    Pass the result to ``flow(..., rates=...)``; ``qk_ratio`` is that of the factorized model.
     """
     name = check_parameterization(parameterization)
 
     def rates(w_ov: Floats, w_qk: Floats) -> tuple[float, float]:
         ov = 2 * float(np.linalg.norm(w_ov, 2)) if name[2] == "F" else 1.0
         qk = 2 * float(np.linalg.norm(w_qk, 2)) if name[0] == "F" else 1.0
-        return eta_ov * ov, eta_ov * qk_ratio * qk
+        return ov, qk_ratio * qk
 
     return rates

@@ -162,10 +162,10 @@ def test_imbalance_is_conserved_from_anywhere():
 def test_a_collapsed_model_with_matching_rates_is_the_factorized_one(parameterization, query):
     population = Population.of(Setting(2, 2, 1, 2, query))
     times = np.array([3.0, 12.0])
-    rates = matching_rates(parameterization, qk_ratio=2.0, eta_ov=0.7)
+    rates = matching_rates(parameterization, qk_ratio=2.0)
     ours = flow(population, theorem_weights(population, "CACO", 0.2, 0.1), times, rates=rates)
     first = theorem_weights(population, parameterization, 0.2, 0.1)
-    factorized = flow(population, first, times, qk_ratio=2.0, eta_ov=0.7)
+    factorized = flow(population, first, times, qk_ratio=2.0)
     for matrices, other in zip(ours, factorized, strict=True):
         for circuit in ("ov", "qk"):
             np.testing.assert_allclose(matrices[circuit], collapsed(other, circuit), atol=1e-8)
