@@ -1,10 +1,10 @@
-"""What the published results say: the paper's claims, the open questions, and one picture of all of them.
+"""Claims of the paper and open questions, decided from published results, and one picture of both.
 
 Published are tidy tables in `lab/paper/results` and histories in `lab/paper/cells`. Claims and questions are
 data: `claims.toml` and `questions.toml` say what to compare; the rule decides.
 
 An effect is a table: ``experiment`` and ``score`` and, where they differ from the usual, ``arms`` (the first
-minus the second; one arm with ``minus``, another score of its own or a number), ``at`` (``level``), ``says``
+minus the second; one arm with ``minus``, another of its scores or a number), ``at`` (``level``), ``says``
 (``more``, ``less``, ``equal``, ``not less``: the direction of its claim), ``seeds`` (how many were planned),
 ``margin``, and ``exact`` for a number that is computed, not sampled. ``identity`` names one of
 :func:`fasterqk_lab.theory.check_identities`, ``ratio`` asks the closed form. A claim without effects has a
@@ -93,7 +93,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper with its evidence and what becomes of it.
+    """One claim of the paper with its evidence and its verdict.
 
     ``before`` is the verdict by the rule that was in force until the date in `claims.toml`.
     """
@@ -111,7 +111,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Question:
-    """One open question: what decides it, what came out, and what else was looked at."""
+    """One open question: the effects that decide it, its verdict, and the effects that were explored."""
 
     title: str
     believed: str
@@ -245,7 +245,7 @@ SHUFFLED: dict[str, Any] = {"marker": "|", "color": COLORS[4], "markersize": 14,
 def save_picture(lines: Sequence[Line], folder: Path) -> Path:
     """Draw one line per comparison, from top to bottom, as ``questions.svg``; returns its path.
 
-    Beside the null stands, where it differs, what the faster arm scores with its weights in random order.
+    The score of the faster arm with its weights in random order is marked where it differs from the null.
     """
     places: list[float] = []
     headings: dict[str, float] = {}

@@ -7,7 +7,7 @@ is in rows ``(experiment, arm, seed, at, loss, score, value)``, where ``experime
 - ``end``: after training; ``best``: at the evaluation that validation prefers;
 - ``level``: where the training loss first falls to the level that decides, ``loss`` (see ``_rule``);
 - ``loss``: the same at other levels, of which the lowest is the lowest that all cells reach;
-- anything else is what its experiment says it is (``equal entropy``).
+- any other moment is defined by its experiment (``equal entropy``).
 """
 
 import csv
@@ -26,7 +26,7 @@ from fasterqk.files import csv_text, write_text
 END, BEST, LEVEL, LOSS = "end", "best", "level", "loss"
 # Scores that every layer, and heads of it, may have beside the whole model.
 LAYER_SCORES = ("mrta", "ac", "acmc", "entropy")
-# Real numbers are kept with as many significant digits.
+# Significant digits of the real numbers in a table.
 DIGITS = 6
 
 Record = Mapping[str, Any]
@@ -48,7 +48,7 @@ class Value(NamedTuple):
 
 
 def write_values(path: Path, values: Iterable[Value]) -> Path:
-    """Write a tidy table as CSV; a value that was read by two rules at one moment is written once."""
+    """Write a tidy table as CSV. A value that two rules read at one moment is written once."""
     rows = (value._replace(loss=_rounded(value.loss), value=_rounded(value.value)) for value in values)
     return write_text(path, csv_text(row._asdict() for row in {row[:-1]: row for row in rows}.values()))
 
@@ -121,7 +121,7 @@ class Measured:
     """A comparison with its values, and the histories of its cells where these are at hand.
 
     ``baselines`` maps an arm to the arm with equal rates that it is compared with; the first arm is the
-    baseline of all that it does not name. ``reached`` are cells that met a stop rule, if there is one.
+    baseline of all arms that it does not name.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Measured:
         return self.baselines.get(arm, self.arms[0])
 
     def first(self, seeds: int | None) -> "Measured":
-        """The comparison over its first ``seeds`` alone (None: all): the others were added after looking."""
+        """The comparison over its first ``seeds`` alone (None: all); later seeds were added after looking."""
         if seeds is None:
             return self
         known = {seed for _, seed in self.histories} | {value.seed for value in self.values}
@@ -170,7 +170,7 @@ class Measured:
         return replace(self, values=values, histories=histories)
 
     def null(self, arm: str, score: str, at: str, loss: float | None, which: str = "null") -> float | None:
-        """What uniform attention or a random ranking scores, mean over seeds; at the end if only there."""
+        """The mean score of uniform attention or of a random ranking; that at the end if only it is known."""
         for moment, level in ((at, loss), (END, None)):
             if values := self.of(arm, null_name(score, which), moment, level):
                 return fmean(values.values())
@@ -237,7 +237,7 @@ def _round_losses(values: Iterable[Value]) -> Iterator[Value]:
 
 
 def lowest_levels(histories: Histories, count: int = 3) -> list[float]:
-    """The lowest training loss that all cells reach, and higher ones that they share."""
+    """The lowest training loss that all cells reach, and higher losses that they share."""
     return common_levels(histories, count) if any(histories.values()) else []
 
 
@@ -270,7 +270,7 @@ def values_at(name: str, histories: Mapping[Cell, History], at: str, level: floa
 
 
 def value_at(history: History, level: float, scores: Sequence[str] | None = None) -> dict[str, float]:
-    """The scores of one cell where its training loss first falls to ``level``; none if it does not."""
+    """The scores of one cell where its training loss first falls to ``level``; empty if it never does."""
     if not history:
         return {}
     if scores is None:
@@ -292,7 +292,7 @@ def null_name(score: str, which: str = "null") -> str:
 
 
 def above_random(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with what comprehensiveness and sufficiency are above those of random rankings.
+    """The record with comprehensiveness and sufficiency minus those of random rankings.
 
     >>> above_random({"aopc_sufficiency": 0.5, "null_aopc_sufficiency": 0.2})
     {'aopc_sufficiency': 0.5, 'null_aopc_sufficiency': 0.2, 'aopc_sufficiency_above_random': 0.3}

@@ -34,7 +34,7 @@ from fasterqk_lab.compare._results import END, LEVEL, LOSS, History, Measured, v
 
 Claimed = Literal["more", "less", "equal", "not less"]
 Standing = Literal["supports", "against", "small", "open"]
-# What an effect shows, whatever is claimed.
+# The possible values of `Effect.stands`.
 STANDS = ("more", "less", "too small to matter", "open")
 SIGNIFICANT = 0.05
 LEVELS = 25
@@ -67,7 +67,7 @@ class Effect:
     """The difference of two arms in one score, or of one arm from a number or from its own null.
 
     ``first`` and ``second`` are the values of both, ``permuted`` is that of the first with its weights in
-    random order. ``progress`` is how far each arm was in its training, as a share. ``curve`` has the
+    random order. ``progress`` is how far each arm was in its training, as a share. ``curve`` is the
     difference at every level. ``lowest`` says that the lowest common loss decided because a cell never
     reached the level; ``missing`` names those cells.
     """
@@ -93,7 +93,7 @@ class Effect:
 
     @property
     def standing(self) -> Standing:
-        """How it stands to its claim, uncorrected."""
+        """Its standing on its claim, uncorrected."""
         mean, half, margin = self.value.mean, self.value.half_width, self.margin
         if not isfinite(mean) or (not self.exact and (self.value.n < 2 or not isfinite(half))):
             return "open"
@@ -113,13 +113,13 @@ class Effect:
 
     @property
     def corrected(self) -> Standing:
-        """How it stands after correction for the number of effects of its claim."""
+        """Its standing after correction for the number of effects of its claim."""
         decided = self.standing in ("supports", "against")
         return "open" if decided and not self.exact and not self.p < SIGNIFICANT else self.standing
 
     @property
     def stands(self) -> str:
-        """What it shows, corrected, whatever is claimed: one of ``STANDS``."""
+        """The direction of the difference, corrected, whatever is claimed: one of ``STANDS``."""
         standings = ("supports", "against", "small", "open")
         return STANDS[standings.index(replace(self, claimed="more", p=self.p_of_difference).corrected)]
 
@@ -272,7 +272,7 @@ def _missing(measured: Measured, arms: Sequence[str]) -> tuple[str, ...]:
 
 
 def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> tuple[float, float] | None:
-    """How far each arm was, as a share of its steps, where its training loss first falls to ``loss``."""
+    """The share of its steps that each arm had taken where its training loss first falls to ``loss``."""
     shares = []
     for arm in arms:
         of_cells = [_share(history, loss) for (name, _), history in measured.histories.items() if name == arm]
@@ -291,7 +291,7 @@ def _share(history: History, loss: float | None) -> float | None:
 
 
 def _curve(measured: Measured, arms: tuple[str, str], score: str) -> tuple[tuple[float, Interval], ...]:
-    """The difference at `LEVELS` training losses, even in log loss, over all that cells of both arms pass."""
+    """The difference at `LEVELS` training losses, evenly spaced in log loss, that all cells of both pass."""
     histories = {cell: history for cell, history in measured.histories.items() if cell[0] in arms and history}
     losses = [[record["loss"] for record in history if record["loss"]] for history in histories.values()]
     if len({arm for arm, _ in histories}) < 2 or not all(losses):
@@ -348,7 +348,7 @@ def correct(effects: Sequence[Effect]) -> list[Effect]:
 
 
 def verdict(effects: Sequence[Effect], *, large: bool = False) -> str:
-    """What becomes of a claim whose effects are corrected; ``large`` if it claims a large effect.
+    """The verdict on a claim with corrected effects; ``large`` if it claims a large effect.
 
     *confirmed* if all effects support it, each at half of its levels or more; *contradicted* if all are
     against it, or small where it claims a large one; *inconclusive* if none supports it and some are open;

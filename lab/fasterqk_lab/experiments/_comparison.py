@@ -69,7 +69,7 @@ def is_null(name: str) -> bool:
 
 # The baseline where there are more arms than two.
 EQUAL = "equal rates"
-# What computes a cell.
+# The function that computes a cell.
 TRAIN = "fasterqk_lab.training:train"
 # The first seed of the released notebooks.
 FIRST_SEED = 1234
@@ -134,7 +134,7 @@ class Comparison:
 
 
 def seeds_from(count: int, first: int = FIRST_SEED) -> tuple[int, ...]:
-    """So many seeds, from that of the notebooks on."""
+    """``count`` consecutive seeds; the first is that of the notebooks unless given."""
     return tuple(range(first, first + count))
 
 
@@ -157,13 +157,13 @@ def two_arms(
     numbers: Printed | None = None,
     **options: Any,
 ) -> Comparison:
-    """The paper's protocol: ``base``, and the same with a faster query-key circuit and no other change."""
+    """The paper's protocol: ``base``, and the same with a faster query-key circuit alone."""
     arms = {BASELINE: base, FASTER: base.replace(qk_ratio=qk_ratio)}
     return Comparison(name, title, "paper", arms, tuple(seeds), numbers or {}, **options)
 
 
 def printed(data: str, *sources: str) -> Printed:
-    """What ``sources``, or the paper and the notebooks, print of both arms; see ``printed.toml``.
+    """The numbers that ``sources`` (by default the paper and the notebooks) print of both arms.
 
     >>> printed("hatexplain", "paper")["paper"]["faster_qk"]["mrta"]
     0.31
@@ -199,7 +199,7 @@ def layer_scores(layers: int) -> dict[str, str]:
 class Outcome:
     """A comparison with the results of its cells and everything that follows from them.
 
-    What needs more than results, such as weights, asks the ``runner`` for it.
+    The ``runner`` gives facts that need more than results, such as weights.
     """
 
     comparison: Comparison
@@ -245,7 +245,7 @@ class Outcome:
 
     @cached_property
     def moments(self) -> dict[str, str]:
-        """The moments that are this experiment's own (``exact match 0.95``), by score."""
+        """The moments that only this experiment has (``exact match 0.95``), by score."""
         usual = (LEVEL, LOSS, END, BEST)
         known = {value.score for value in self.measured.values if value.at in usual}
         return {
@@ -372,7 +372,7 @@ class Outcome:
         )
 
     def setting(self) -> str:
-        """What was run, in a few words."""
+        """The arms, epochs, seeds and rates that were run, in a few words."""
         comparison = self.comparison
         count, added = len(self.seeds), len(comparison.seeds) - len(self.seeds)
         words = [f"{comparison.key}: {len(comparison.arms)} arm{'s' * (len(comparison.arms) > 1)}"]
@@ -476,10 +476,7 @@ class Outcome:
 
 
 def run_arms(comparison: Comparison, runner: CellRunner) -> Outcome:
-    """The comparison with the results of its cells; those that are done already are read, not trained again.
-
-    Its values go to the table of results.
-    """
+    """Train the cells of a comparison, or read those that are done; its values go to the table of results."""
     config = next(iter(comparison.arms.values()))
     if not runner.rebuilds and isinstance(config, TrainConfig):
         # Missing or damaged data, or a missing model, is an error before any worker starts.
@@ -505,7 +502,7 @@ def run_arms(comparison: Comparison, runner: CellRunner) -> Outcome:
 
 
 def run_comparison(comparison: Comparison, runner: CellRunner) -> dict[str, Any]:
-    """Run what is not done yet, write everything, and return what ``--json`` prints."""
+    """Run missing cells, write all files, and return the summary that ``--json`` prints."""
     outcome = run_arms(comparison, runner)
     paths = outcome.save(runner.out)
     if comparison.examples and not runner.rebuilds and not outcome.diverged:  # they need the weights
@@ -523,9 +520,9 @@ def of_arms(
     examples: tuple[str, ...] = ("--seeds 1 # a quick look",),
     needs_data: bool = True,
 ) -> Experiment:
-    """The experiment that consists of the comparisons that ``build`` makes from its options."""
+    """An experiment made of the comparisons that ``build`` returns; its parameters are the options."""
 
-    @wraps(build)  # its parameters are the options
+    @wraps(build)
     def run(runner: CellRunner, **options: Any) -> dict[str, Any]:
         built = build(**options)
         if isinstance(built, Comparison):

@@ -1,4 +1,4 @@
-"""What needs the weights of trained cells: single test examples with the attention of each arm, and facts."""
+"""Results that need the weights of trained cells: test examples with the attention of each arm, and facts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 COUNT = 12
 READ_POSITION = "[read]"
-# Everything that an arm had written before a step.
+# Stands for everything that an arm had written before a step.
 ANSWER = "[its own answer so far]"
 
 
 def trained_facts(outcome: "Outcome", compute: Callable[[Any], Any]) -> dict[Cell, Any]:
-    """What ``compute`` says of every trained cell: its model and data come from the store, or it is read."""
+    """``compute`` applied to every trained cell as it is in the store, or its result as it was exported."""
     runner = outcome.runner
     assert runner is not None
 
@@ -73,7 +73,7 @@ def save_attention(outcome: "Outcome", arms: Mapping[str, TrainConfig], out: Pat
 def attention_examples(arms: Mapping[str, TrainConfig], seed: int, out: Path) -> list[dict[str, Any]]:
     """Test examples with relevant tokens, as `fasterqk_lab.figures._documents` keeps them.
 
-    Each has its ``tokens`` (the read position last, where it is one of its own), their ``relevance``, the
+    Each has its ``tokens`` (last the read position, where it is an added token), their ``relevance``, the
     ``label`` and, for each of ``arms`` with ``seed``, ``prediction``, ``probability`` of the right answer and
     the weights of each token. The weights of the models come from the store under ``out``.
     """
@@ -83,7 +83,7 @@ def attention_examples(arms: Mapping[str, TrainConfig], seed: int, out: Path) ->
     if isinstance(first, Generation):
         return answer_examples(loaded, COUNT)
     task = first.task
-    # The position that is read is the last token, or one of its own after it.
+    # The read position is the last token, or a token added after it.
     added = 1 if next(iter(cells.values())).model.read == "after" else 0
     chosen = _choose(task.splits["test"], COUNT)
     readings = {arm: _read(workload, chosen) for arm, workload in loaded.items()}
@@ -104,7 +104,7 @@ def attention_examples(arms: Mapping[str, TrainConfig], seed: int, out: Path) ->
 
 
 def _choose(test: LabelledInstances, count: int) -> list[int]:
-    """Rated examples: as many of each group (number of attractors, say) as there are to go round."""
+    """Rated examples, from each group (number of attractors, say) in turn."""
     rated = np.flatnonzero(test.rated)
     groups = next(iter(test.groups.values()), np.zeros(len(test), dtype=np.int64))
     values = np.unique(groups[rated])
@@ -139,8 +139,8 @@ def _read(workload: Classification, chosen: Sequence[int]) -> list[dict[str, Any
 def answer_examples(workloads: Mapping[str, Generation], count: int) -> list[dict[str, Any]]:
     """The first test questions, as `fasterqk_lab.figures._documents` keeps them.
 
-    The weights of an arm are its rollout over the prompt, averaged over the steps of its own answer, and
-    last what it has on the answer itself.
+    The weights of an arm are its rollout over the prompt, averaged over the steps of its answer; the last
+    weight is that on the answer itself.
     """
     first = next(iter(workloads.values()))
     questions = first.at_end["test"].questions
@@ -174,7 +174,7 @@ def _words(tokens: Sequence[str]) -> list[str]:
 
 
 def _null(model: GPTAnswerGenerator, prompt: Any, answer: Any, relevance: Any) -> float:
-    """What rollout of uniform attention puts on the relevant tokens, mean over the gold answer's steps."""
+    """The mass of rollout of uniform attention on the relevant tokens, mean over the gold answer's steps."""
     patterns = (MeasuredGenerator.pattern,) * len(model.blocks)
     lengths = range(len(prompt), len(prompt) + len(answer))
     rows = [null_row(patterns, ROLLOUT, length, length - 1)[: len(prompt)] for length in lengths]
@@ -216,7 +216,7 @@ def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
 
 # --- Facts of `temperature-hatexplain`: attention made sharper ---
 
-# Powers of attention and factors of its scores that are tried, evenly in their logarithm.
+# Powers of attention, and factors of its scores, evenly spaced in their logarithm.
 SHARPENINGS = tuple(float(x) for x in np.geomspace(1, 4096, 13))
 ABOVE_RANDOM = "comprehensiveness_above_random"
 KEPT = ("loss", "acmc", "mrta", "ac", ABOVE_RANDOM, "test_accuracy", "test_loss", "entropy")
@@ -330,7 +330,7 @@ def _last(model: Classifier) -> Block:
 
 
 def _stream(model: Classifier, tokens: Tensor) -> Tensor:
-    """What the last layer reads, ``(batch, position, width)``."""
+    """The input of the last layer, ``(batch, position, width)``."""
     stream = model.embedding(tokens) + model.positions[: tokens.shape[1]]
     for block in model.blocks[:-1]:
         stream = block(stream)

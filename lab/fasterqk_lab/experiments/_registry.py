@@ -107,7 +107,7 @@ class Option:
         if value is None or not self.many:
             return value if value is None else self._check_one(value)
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise InputError(f"{self.name} {value!r} is no list; give [{value!r}]")
+            raise InputError(f"{self.name} {value!r} is not a list; give [{value!r}]")
         return [self._check_one(item) for item in value]
 
     def _check_one(self, value: Any) -> Any:
@@ -172,7 +172,7 @@ class Experiment:
 
     ``run(runner, **options)`` computes it, writes its files under ``runner.out`` and returns the summary that
     ``--json`` prints; ``shown(summary)`` is what people see of it. ``special`` describes its parameters that
-    `COMMON` does not, or says more about one. ``examples`` are options that its help shows. ``trains`` says
+    `COMMON` lacks or describes too briefly. ``examples`` are options that its help shows. ``trains`` says
     that it is made of cells, ``needs_data`` that it reads data files.
     """
 
@@ -365,7 +365,7 @@ class CellRunner:
         return self._facts[name]
 
     def keep(self, name: str, value: Any) -> None:
-        """Remember a value that is no cell for :meth:`export`."""
+        """Remember a value beside the cells for :meth:`export`."""
         if not any(line.get("fact") == name for line in self._lines):
             self._lines.append({"experiment": self.experiment, "fact": name, "value": plain(value)})
 
@@ -406,7 +406,7 @@ class CellRunner:
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """The fields of a cell's configuration that differ from their defaults, its seed left out."""
+    """The fields of a cell's configuration that differ from their defaults, without its seed."""
     return {name: value for name, value in config_fields(config).items() if name != "seed"}
 
 

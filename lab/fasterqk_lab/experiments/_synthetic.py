@@ -16,7 +16,7 @@ from fasterqk_lab.compare import LOSS, Value, lowest_levels, values_at
 from fasterqk_lab.experiments._registry import CellRunner, Option
 from fasterqk_lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
-# What computes a cell.
+# The function that computes a cell.
 TRAIN_CELL = "fasterqk_lab.synthetic._train:train"
 PROTOCOLS = ("published", "literal", "scaled-scores", "four-tokens")
 PROTOCOL_OPTION = Option("protocol", str, "which settings", choices=PROTOCOLS)
@@ -42,7 +42,7 @@ class Panel:
 
 
 def panels(protocol: str, names: list[str] | None = None) -> list[Panel]:
-    """The panels of a protocol, or those that are named; a name that it has not is an error."""
+    """The panels of a protocol, or those with these ``names``; an unknown name is an error."""
     if protocol not in _PANELS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     by_name = {panel.name: panel for panel in _PANELS[protocol]()}
@@ -65,7 +65,7 @@ def _literal(**changes: object) -> list[Panel]:
         panel("f", "FAFO, QK 1-20x", "FAFO", qk_ratio=20.0, ramp_steps=RAMP_STEPS),
         panel("g", "CACO, QK 5x", "CACO", qk_ratio=5.0),
         panel("h", "CACO, QK 1-10x", "CACO", qk_ratio=10.0, ramp_steps=RAMP_STEPS),
-        # Claimed for all parameterizations, but run by nobody.
+        # The paper claims these too, and the notebooks do not run them.
         panel("i", "FACO, QK 10x", "FACO", qk_ratio=10.0),
         panel("j", "CAFO, QK 10x", "CAFO", qk_ratio=10.0),
     ]
@@ -149,8 +149,7 @@ def run_cells(
 def theory_setting(language: Language) -> Setting:
     """The theory's setting with the numbers of ``language``: its background is one-hot.
 
-    What the theory leaves out: the number of class tokens varies between sequences, samples are finite, and
-    outputs are the classes alone.
+    The theory has a fixed number of class tokens, an infinite sample, and outputs for the classes alone.
     """
     distinct = max(1, round(language.gamma * language.context))
     background = max(1, language.context - distinct)

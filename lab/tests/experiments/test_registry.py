@@ -102,7 +102,7 @@ def test_unknown_names_and_options_are_one_line_with_the_choices(tmp_path):
         (Option("lr", float, ""), float("nan"), "lr nan is not a finite number above 0"),
         (Option("force", bool, ""), 1, "force 1 is not of type bool"),
         (Option("protocol", str, "", choices=("paper",)), "papers", "protocol 'papers' is not one of paper"),
-        (Option("ratios", float, "", many=True), 5.0, "ratios 5.0 is no list; give"),
+        (Option("ratios", float, "", many=True), 5.0, "ratios 5.0 is not a list; give"),
         (Option("ratios", float, "", many=True), [5, -1], "ratios -1 is not a finite number above 0"),
         (Option("layers", int, "", choices=(2, 4), many=True), [2, 3], "layers 3 is not one of 2, 4"),
     ],
