@@ -36,7 +36,7 @@ from fasterqk_lab.runs._execute import Event
 
 WORKERS = 2
 MINUTE, HOUR = 60, 3600
-# Seconds of one core that cells take for which nothing was recorded, by the class of their configuration.
+# Seconds on one core of cells without a recorded time, by the class of their configuration.
 USUAL = {"SyntheticCell": 2, "FixedAttentionCell": 45}
 USUAL_TRAINING = 2 * MINUTE
 
@@ -45,9 +45,9 @@ USUAL_TRAINING = 2 * MINUTE
 class Part:
     """One experiment with its options.
 
-    ``seconds`` is what a cell took on one core when it was measured (None: what such cells usually take);
-    ``later`` counts the cells that become known only when the first ones are done (the arms after a search
-    for their rate).
+    ``seconds`` is the measured time of a cell on one core (None: the usual time of such cells). ``later``
+    counts the cells that become known only when the first ones are done (the arms after a search for their
+    rate).
     """
 
     name: str
@@ -79,7 +79,7 @@ QUICK = (
     Part("table-hatexplain", {"seeds": 2}, seconds=75),
     Part("table-agreement", {"seeds": 2}, seconds=20),
 )
-# What stands in docs/results, and SQuAD at the paper's size, which comes last: it takes weeks.
+# The pages of docs/results. SQuAD at the paper's size comes last, because it takes weeks.
 _FULL = (
     Part("fig2", seconds=9, later=96),
     *(Part("fig2", {"protocol": name}, seconds=2) for name in ("literal", "scaled-scores", "four-tokens")),
@@ -123,10 +123,10 @@ class Unfinished(Exception):
 
 
 class Planner(CellRunner):
-    """Gives a part the cells that are done, notes all that it asks for, stops it where one is missing.
+    """Gives a part the cells that are done, notes all cells that it asks for, and stops it at a missing one.
 
-    A part that is not stopped is done, and its files are written: under ``out``, or with ``scratch`` there,
-    so that a plan leaves no trace.
+    A part that is not stopped is done. Its files are written under ``out``, or under ``scratch``, so that a
+    plan leaves no trace.
     """
 
     def __init__(self, part: Part, out: Path, scratch: str | None = None) -> None:
@@ -136,7 +136,7 @@ class Planner(CellRunner):
 
     @property
     def rebuilds(self) -> bool:
-        """Whether cells were handed out whose weights are not under its ``out``."""
+        """Whether a plan has handed out cells: their weights are not under its ``out``."""
         return self._scratch and bool(self._lines)
 
     def run(
@@ -154,7 +154,7 @@ class Planner(CellRunner):
         return plain(compute())
 
     def finish(self) -> bool:
-        """Run the part as far as its cells are done; whether that was to its end."""
+        """Run the part as far as its cells are done; returns whether it came to its end."""
         experiment = find_experiment(self._part.name)
         chosen = experiment.check_options(self._part.options)
         try:
@@ -285,7 +285,7 @@ def run_together(parts: Sequence[Part], out: Path, go_on: bool = False) -> list[
             for part, cells in left:
                 if event.kind in ("saved", "found", "skipped") and event.cell in cells:
                     cells.remove(event.cell)
-                    with suppress(InputError, WorkError):  # told when the others are done
+                    with suppress(InputError, WorkError):  # raised again when the others are done
                         if not cells and Planner(part, out).finish():
                             end(part)
 

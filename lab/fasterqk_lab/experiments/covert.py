@@ -8,9 +8,9 @@ common token for each class, and the output-value circuit can read the class off
 - ``literal``: the literal reading with SGD and Adam, over ratio and share;
 - ``blind``: the same with one query for all classes, which closes the channel.
 
-In HateXplain (`covert-hatexplain`) the read position is a token of its own: with one layer its query is the
-same for all texts of one length, with two layers the first can tell it the class. On test posts with marked
-and unmarked words:
+In HateXplain (`covert-hatexplain`) the read position is an added token. With one layer its query is the same
+for all texts of one length; with two layers the first layer can write the class into it. On test posts with
+marked and unmarked words:
 
 - ``bits``: the mutual information between the class that the *asking* post was given and the unmarked word
   that is attended in *another* post, per head of the last layer: queries of posts of all predicted classes
@@ -84,7 +84,7 @@ def _threshold() -> list[SyntheticCell]:
     ]
     more = replace(base, language=replace(base.language, common=MANY_COMMON))
     cells += [_at(more, ratio, gamma) for gamma in (0.1, 0.2) for ratio in RATIOS]
-    # Is it chance in the training sample that tells the classes apart? More of it, and ever new batches.
+    # Does chance in the training sample tell the classes apart? A larger sample, and fresh batches.
     tiny = with_scale(base, SCALES[0])
     for gamma in (0.15, 0.2):
         for ratio in RATIOS:
@@ -119,7 +119,7 @@ def _at(cell: SyntheticCell, ratio: float, gamma: float) -> SyntheticCell:
 
 @cache
 def covert_gain(language: Language, qk_ratio: float, loss: float) -> float:
-    """By which power of e a seed of the covert channel grows until gradient flow (CACO) reaches ``loss``.
+    """The power of e by which a seed of the covert channel grows until gradient flow (CACO) reaches ``loss``.
 
     Linear stability of the theorem's path against values V and scores S of common tokens that differ between
     classes. They drive each other, and a higher score falls faster, because it is attended more:
@@ -164,8 +164,8 @@ def compute(runner: CellRunner, seeds: int, chosen: Sequence[Arm]) -> Measured:
 def separation(pairs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
     """How well the gain tells open channels (over half of all bits) from closed ones.
 
-    Linear theory says by how much a difference between classes grows, not how large the first one is, so one
-    number is fitted: the threshold that makes the fewest errors. ``right`` is the share of cells on its right
+    Linear theory gives the growth of a difference between classes, not its first size, so one number is
+    fitted: the threshold that makes the fewest errors. ``right`` is the share of cells on its right
     side, ``right_by_constant`` that of the best constant answer.
     """
     if not pairs:
@@ -247,7 +247,7 @@ EXPERIMENT = Experiment(
 # --- HateXplain ---
 
 HATEXPLAIN_RATIOS = (1, 30, 100)
-# Where these scores stand in the table of results.
+# The moment of these scores in the table of results.
 AT = "end, covert"
 SCORES = {
     "mass": "attention on marked words, last layer",

@@ -1,7 +1,7 @@
 """Figure 2: where the four parameterizations attend, with and without faster query-key learning.
 
-Beside the published panels stands what they depend on: cells of the protocol ``literal`` with up to three
-things changed (scores divided by the square root of the width, the query token attended, the softmax over the
+A second figure shows what the published panels depend on: cells of the protocol ``literal`` with up to three
+changes (scores divided by the square root of the width, the query token attended, the softmax over the
 four next tokens only, another size of the start), with equal rates and with a faster QK circuit.
 """
 
@@ -133,7 +133,7 @@ def compute(runner: CellRunner, protocol: str, *, seeds: int = 5, names: Sequenc
 
 
 def _more_values(name: str, results: Results) -> list[Value]:
-    """The top row of every heat map, in percent by attention, and whether the stop rule was met (1 or 0)."""
+    """The top row of every heat map, in percent by attention, and whether it met its stop rule (1 or 0)."""
     values = []
     for (panel, seed), result in results.items():
         if not result["diverged"]:
@@ -214,11 +214,11 @@ def _dtap(record: dict[str, Any]) -> dict[str, Any]:
     return {"mean": record["dtap"], "standard_deviation": record["dtap_deviation"], "edges": DTAP_EDGES}
 
 
-# --- What it depends on ---
+# --- The settings that it depends on ---
 
 EQUAL, FASTER = "equal rates", "QK 10x"
 RATIOS = {EQUAL: 1.0, FASTER: 10.0}
-# Enough for most pairs to reach a loss near .001; the others are read at the loss that they reach.
+# Most pairs reach a loss near .001 within these steps; the others are read at the loss that they reach.
 MAX_STEPS = 60_000
 
 

@@ -39,7 +39,7 @@ class Curve:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What tells it from the other curves."""
+        """The settings that name the curve."""
         return {"circuit": self.circuit, "bias": self.bias, "alpha": self.alpha}
 
     @property
@@ -48,7 +48,7 @@ class Curve:
         return f"{self.circuit}, {'bias' if self.bias else 'no bias'}, attention {self.alpha:g}"
 
     def scores(self) -> dict[str, float]:
-        """What is read off the curve; ``below_0.2_from`` is missing where the incentive does not fade."""
+        """Its scores; ``below_0.2_from`` is missing where the incentive does not fade."""
         peak, lowest = int(np.argmax(self.incentive)), int(np.argmin(self.incentive))
         faded = np.flatnonzero(self.incentive[peak:] < FADED)
         scores = {
@@ -62,7 +62,7 @@ class Curve:
 
 
 def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 500) -> list[Curve]:
-    """Train what is not stored yet; returns the means over seeds, all seeds go to the table of results."""
+    """Train missing cells; returns means over seeds. The values of all seeds go to the table of results."""
     cells = {
         (f"{'with' if bias else 'without'} biases, part {part}", seed): FixedAttentionCell(
             curves, bias=bias, seed=seed, epochs=epochs

@@ -1,7 +1,7 @@
-"""Figure 4: Theorem 1's dynamics for five ratios, and what the closed form adds to it.
+"""Figure 4: Theorem 1's dynamics for five ratios, in closed form.
 
-The paper integrates; here every number is the closed form's, and DOP853 runs stand beside it. With
-``optimizer="sign"`` the same figure shows sign descent, which is solved for CACO.
+The paper integrates numerically; here every number is computed in closed form, with DOP853 runs beside it.
+With ``optimizer="sign"`` the same figure shows sign descent, which is solved for CACO.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ WANTED = (0.3, 0.5, 0.7, 0.9, 0.99)  # attention in panel (f), where it is above
 
 @dataclass(frozen=True)
 class Fig4:
-    """All that the figure shows. Solutions of ``curves`` and ``matched`` have one row per ratio.
+    """The data of the figure. Solutions of ``curves`` and ``matched`` have one row per ratio.
 
     ``sweeps`` has a parameterization's gradient flow under its name and sign descent under ``SIGN``;
     ``integrated`` is empty for sign descent, which has nothing to integrate.
@@ -59,7 +59,7 @@ class Fig4:
 
     @property
     def name(self) -> str:
-        """Under which its values and files are kept: ``fig4``, ``fig4-sign``, ``fig4-M20``."""
+        """The name of its values and files: ``fig4``, ``fig4-sign``, ``fig4-M20``."""
         sign = "-sign" if self.optimizer == "sign" else ""
         return f"fig4{sign}" + (f"-M{self.setting.M}" if self.setting.M != 5 else "")
 
@@ -89,7 +89,7 @@ class Fig4:
             yield about | {"qk_ratio": ratio, "alpha": self.map_alpha[j], "loss": self.map_loss[i]}
 
     def values(self) -> Iterator[Value]:
-        """For the table of results: scales, attention and time of powers of ten of the ratio, at one loss."""
+        """Scales, attention and time at one loss, for the table of results: ratios that are powers of ten."""
         for name, states in self.sweeps.items():
             for record in list(_records(states))[::_EVERY]:
                 arm = f"{name}, r = {record['qk_ratio']:g}"

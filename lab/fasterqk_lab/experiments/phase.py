@@ -1,7 +1,7 @@
-"""The toy language over grids of settings: attention at equal loss, and what the theory says of it.
+"""The toy language over grids of settings: attention at equal loss, beside the theory.
 
-`fig2-init` asks what figure 2 owes to its initialisation. `phase` goes beyond the paper: ratios from .01 to
-30, the scale of the init or the share of class tokens, the theory beside it, and one row under Adam.
+`fig2-init`: how figure 2 depends on its initialisation. `phase` goes beyond the paper: ratios from .01 to 30,
+over the scale of the init or the share of class tokens, with the theory, and one row under Adam.
 
 `prediction` sets two theories, gradient flow and sign descent, beside trainings with Adam (CACO and FAFO,
 protocol `four-tokens`, the theory's setting). How does attention at a loss grow with the ratio? And which
@@ -48,7 +48,7 @@ Row = Mapping[str, Any]
 
 
 def grid_arm(protocol: str, cell: SyntheticCell) -> Arm:
-    """An arm of a grid, named by the settings that tell it from the others."""
+    """An arm of a grid, named by its settings."""
     name = (
         f"{protocol}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g}, "
         f"init {cell.ov_init.scale:g}, gamma {cell.language.gamma:g}"
@@ -236,7 +236,7 @@ def _phase_grid(protocol: str, parameterization: str, rows: Sequence[Row], over:
         value = row["init_scale"] if over == "scale" else row["gamma"]
         label = f"{value:g}" if row["optimizer"] == "sgd" else "Adam"
         lines.setdefault(label, {})[row["qk_ratio"]] = row["attention"].mean if row["attention"] else nan
-        if row["theory"] is not None:  # which knows no start
+        if row["theory"] is not None:  # it does not depend on the start
             law = "theory" if over == "scale" else f"theory, {row['gamma']:g}"
             lines.setdefault(law, {})[row["qk_ratio"]] = row["theory"]
     ratios = sorted({ratio for line in lines.values() for ratio in line})

@@ -96,7 +96,7 @@ class PopulationCell:
 
     @property
     def condition(self) -> str:
-        """What this cell changes, in words."""
+        """The settings of the cell, in words."""
         background = "background starts as the rest" if self.background else "background starts at zero"
         widths = f"widths {self.qk_width} and {self.ov_width}"
         return f"{self.optimizer}, {widths}, start {self.scale:g}, {background}"
@@ -233,7 +233,7 @@ def hatexplain_arms(seeds: int = 3) -> Comparison:
 
 
 def reference_effects(outcome: Outcome) -> list[Effect]:
-    """All arms against `REFERENCE`, from which they differ unless the law holds."""
+    """All arms minus `REFERENCE`; if the law holds, those with the same R do not differ from it."""
     others = [arm for arm in outcome.comparison.arms if arm != REFERENCE]
     return correct([compare(outcome.measured, (arm, REFERENCE), "mrta", label=arm) for arm in others])
 
@@ -251,11 +251,11 @@ def save_reference(outcome: Outcome, out: Path) -> dict[str, Any]:
     return figure | {"table": effect_table(effects, out, name, **about)}
 
 
-# --- What came out ---
+# --- Summary and figure ---
 
 
 def summarize(readings: Sequence[Reading]) -> list[dict[str, Any]]:
-    """One entry per part, condition and loss: how far the splits of one R are apart, and how far R reaches.
+    """One entry per part, condition and loss: how far apart the splits of one R are, and the values of R.
 
     ``spread`` is the standard deviation over splits within one seed and R, averaged (root mean square);
     ``seed_spread`` that over seeds within one split and R; ``reach`` the same over the means of the values of

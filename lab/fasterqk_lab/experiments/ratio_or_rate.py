@@ -23,13 +23,13 @@ from fasterqk_lab.figures import Grid, effect_record, save_grids
 
 RATES = (5e-5, 1.5e-4, 5e-4, 1.5e-3)
 RATIOS = (1, 3, 10, 30, 100)
-# What the slowed arm divides every rate but that of the query-key circuit by, and multiplies its epochs by.
+# The slowed arm divides every rate except that of the query-key circuit by this, and multiplies its epochs.
 SLOWED = 30
 SLOWED_ARM = f"all but QK ÷{SLOWED}"
-# As many evaluations of the slowed arm as the others make at the ends of their epochs, and those on the way.
+# Evaluations of the slowed arm: as many as the others have, at the ends of epochs and on the way.
 SLOWED_EVALUATIONS = 12
 DECIDES = "mrta"
-# The name under which the slopes of the whole map stand in the table of results.
+# The arm that has the slopes of the whole map in the table of results.
 MAP = "the map"
 PER_RATIO, PER_RATE = "per_decade_of_ratio", "per_decade_of_base_rate"
 
@@ -121,7 +121,7 @@ def _fit(points: Sequence[tuple[float, ...]], slopes: int) -> list[float]:
 
 
 def ratio_effects(table: Measured) -> list[Effect]:
-    """Slopes and single pairs of arms that tell ratio and rate apart, corrected for their number."""
+    """Slopes and pairs of arms that distinguish ratio from rate, corrected for their number."""
     base, fast = arm_name(RATES[0], 1), arm_name(RATES[-1], 1)
     faster = arm_name(RATES[0], SLOWED)
     slopes: dict[str, tuple[str, Claimed]] = {
@@ -166,7 +166,7 @@ def save_map(outcome: Outcome, out: Path) -> dict[str, str]:
 
 
 def answers(outcome: Outcome) -> dict[str, Any]:
-    """What tells ratio and rate apart, with what is claimed if the ratio decides."""
+    """The effects that distinguish ratio from rate, each with the claim that holds if the ratio decides."""
     effects = ratio_effects(outcome.measured)
     return {"ratio_or_rate": [effect_record(e) | {"if_the_ratio_decides": e.claimed} for e in effects]}
 

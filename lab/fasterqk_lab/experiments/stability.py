@@ -1,4 +1,4 @@
-"""Stability: what a slower or bounded query-key circuit does to pretraining, and a faster one beside it.
+"""Stability: pretraining with a slower, a bounded and a faster query-key circuit.
 
 A small byte-level decoder on the text of SQuAD's paragraphs, trained from five base rates with every method:
 nothing (plain), normalised queries and keys, logits clipped at 100, rates by the partner's norm, and ratios
@@ -91,7 +91,7 @@ def stability_cells(
     }
 
 
-# --- What came out ---
+# --- Scores and effects ---
 
 
 def sensitivity(losses: Sequence[float | None], initial: float) -> float:

@@ -1,10 +1,10 @@
 """Generated data, no file needed: agreement, key-value questions, and where the pairs of these are carried.
 
-`table-kvqa` found less attention of rollout on the asked pairs with a faster query-key circuit, at equal
-loss. A decoder of two layers may carry a pair to the position behind it and look for it there. `carried-kvqa`
-reads relevance twice: the asked pairs, and the pairs with the token behind each (*carried*). Heads are read
-by themselves too: a mean over heads hides one that looks. The best head of a layer is that with the highest
-score, so that it is above the null by choice alone.
+In `table-kvqa` a faster query-key circuit has less rollout attention on the asked pairs, at equal loss. A
+decoder of two layers may carry a pair to the position behind it and look for it there. `carried-kvqa` reads
+relevance twice: the asked pairs, and the pairs with the token behind each (*carried*). Single heads are read
+too, because a mean over heads hides one that looks. The best head of a layer is the one with the highest
+score, so choice alone lifts it above the null.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def steps_until_learnt(history: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def learnt_values(outcome: Outcome) -> list[Value]:
-    """When every cell has learnt the task; a cell that never does has no value."""
+    """The step at which every cell has learnt the task; a cell that never learns it has no value."""
     steps = {cell: steps_until_learnt(history) for cell, history in outcome.measured.histories.items()}
     return [
         Value(outcome.comparison.key, arm, seed, LEARNT_AT, None, STEPS, step)
@@ -106,7 +106,7 @@ def carried_kvqa(seeds: int = 10) -> Comparison:
     base = TrainConfig(
         "kvqa",
         evaluate_at_fall=0.6,
-        stop_at_loss=0.01,  # all that is asked happens before
+        stop_at_loss=0.01,  # everything that is measured happens before
         along_subset=128,
         test_subset=128,
         rationale_k=(),

@@ -52,7 +52,7 @@ FINALISTS = 3
 
 @dataclass(frozen=True)
 class Search:
-    """What is tried: ``base`` with every rate, then the chosen rate with every ratio.
+    """A search: ``base`` with every rate, then the chosen rate with every ratio.
 
     The first of ``seeds`` judges all values, all of them the ``finalists`` best ones.
     """
@@ -164,7 +164,7 @@ def _compared(
 
 
 def _best(result: Mapping[str, Any]) -> float:
-    """What counts for a run: its best validation accuracy; nothing when it diverged."""
+    """The best validation accuracy of a run; 0 if it diverged."""
     return 0.0 if result["diverged"] else float(result["best"]["validation_accuracy"])
 
 
@@ -182,7 +182,7 @@ Document = Mapping[str, Any]
 
 
 def save_tuning(outcome: Document, out: Path) -> dict[str, dict[str, str]]:
-    """Write the tables of what :func:`tune` found; returns their paths."""
+    """Write the tables of a search by :func:`tune`; returns their paths."""
     name, title = f"tune-{outcome['task']}", f"Search for rates: {outcome['task']}"
     why = " ".join(reason(outcome, stage) for stage in outcome["stages"].values())
     caption = (
@@ -220,7 +220,7 @@ def _values(outcome: Document, search: str) -> list[Value]:
 
 
 def reason(outcome: Document, stage: Mapping[str, Any]) -> str:
-    """What was chosen in a stage and why, in a sentence or two."""
+    """The value that a stage chose and why, in a sentence or two."""
     name = stage["field"]
     best = _row(stage)
     seeds = best["accuracy"]["n"]
@@ -266,7 +266,7 @@ _SQUAD_FINAL: dict[str, Any] = {"evaluations_per_epoch": 4, "along_subset": 256,
 
 
 class Point(NamedTuple):
-    """A point of the grid with what it was judged by, over the seeds of the search."""
+    """A point of the grid with the score that judges it, over the seeds of the search."""
 
     lr: float
     qk_ratio: float
@@ -274,9 +274,9 @@ class Point(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What a search tried, by which score, over which seeds, and what it chose for each arm.
+    """The points that a search tried, the score and seeds that judged them, and its choice for each arm.
 
-    ``edges`` names what was chosen at the edge of the grid, by arm: a value beyond it may be better.
+    ``edges`` names, by arm, the values chosen at the edge of the grid: a value beyond it may be better.
     """
 
     by: str
@@ -288,9 +288,9 @@ class Searched(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is searched: every rate and ratio, judged over ``search_seeds``, then ``seeds`` of the best.
+    """A grid of rates and ratios, judged over ``search_seeds``; the best are trained with ``seeds``.
 
-    ``base`` are the final trainings, and those of the search where these are not shorter ones (``search``).
+    ``base`` configures the final trainings, and those of the search unless it has shorter ones (``search``).
     Of the final seeds the first ``planned`` decide.
     """
 

@@ -385,7 +385,7 @@ def save_panels(
 
 
 def _points(line: Line) -> list[tuple[float, Interval]]:
-    """The points of a line that are numbers; a number that is no interval has no half width."""
+    """The points of a line that are numbers; only intervals have a half width."""
     points = []
     for x, value in zip(line.across, line.up, strict=True):
         point = value if isinstance(value, Interval) else Interval(nan if value is None else value, nan, 1)
@@ -469,7 +469,7 @@ def save_grids(
 ) -> dict[str, str]:
     """Draw heat maps with their numbers, at most four in a line.
 
-    ``limits`` are the ends of the scale of colours, else each heat map has its own.
+    ``limits`` are the ends of the scale of colours; by default each heat map has its own scale.
     """
     with _plots(len(grids), 4, (4.0, 3.3)) as (figure, plots):
         for axis, grid in zip(plots, grids, strict=False):

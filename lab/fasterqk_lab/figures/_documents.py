@@ -1,4 +1,4 @@
-"""What experiments leave for people and for the page: figures, tables, and JSON documents beside them.
+"""The files that experiments write for people and for the page: figures, tables, and JSON documents.
 
 A folder per kind, a file per document: effects, examples, claims, tables and figures.
 Documents are checked when they are written and when they are read. The style of figures is readable in print
@@ -282,7 +282,7 @@ PARAMETERIZATION_COLORS = {"FAFO": COLORS[0], "FACO": COLORS[1], "CAFO": COLORS[
 HEATMAP = "cividis"
 DTAP_COLOURS = "% of instances (square-root scale)"
 INK, QUIET, PAPER = "#1f2228", "#666666", "#fefefe"
-# What a colour becomes on a dark page.
+# The colours on a dark page.
 _DARK = {
     INK: "#e9e7e2",
     QUIET: "#a3a9b4",
@@ -381,7 +381,7 @@ def svg_bytes(figure: "Figure") -> bytes:
 
 
 def describe_axes(figure: "Figure") -> str:
-    """What the axes of ``figure`` show, panel by panel, without colour bars."""
+    """Describe the axes of ``figure``, panel by panel, without colour bars."""
     panels: dict[str, list[str]] = {}
     for axes in figure.axes:
         across, up = axes.get_xlabel(), axes.get_ylabel()
