@@ -208,8 +208,8 @@ def measured(
     for lowest in (*lowest_levels(stopped or histories), *losses):
         values += values_at(name, histories, LOSS, lowest)
     for baseline in dict.fromkeys(compared_with.values()):
-        decides = deciding_level([history for (arm, _), history in histories.items() if arm == baseline])
-        decides = level if level is not None else decides
+        of_baseline = [history for (arm, _), history in histories.items() if arm == baseline]
+        decides = deciding_level(of_baseline) if level is None else level
         if decides is not None:
             compared = {
                 (arm, seed): history
@@ -218,7 +218,8 @@ def measured(
             }
             values += values_at(name, compared, LEVEL, decides)
     diverged: dict[Cell, History] = {cell: () for cell in cells if cell not in finished}
-    return Measured(name, tuple(_round_losses([*values, *more])), {**histories, **diverged}, compared_with)
+    rounded = [value._replace(loss=_rounded(value.loss)) for value in (*values, *more)]
+    return Measured(name, rounded, {**histories, **diverged}, compared_with)
 
 
 def baselines_of(arms: Iterable[str], baselines: Mapping[str, str]) -> dict[str, str]:
@@ -230,10 +231,6 @@ def baselines_of(arms: Iterable[str], baselines: Mapping[str, str]) -> dict[str,
     names = list(arms)
     itself = {baseline: baseline for baseline in baselines.values()}
     return {arm: (itself | dict(baselines)).get(arm, names[0]) for arm in names}
-
-
-def _round_losses(values: Iterable[Value]) -> Iterator[Value]:
-    return (value._replace(loss=_rounded(value.loss)) for value in values)
 
 
 def lowest_levels(histories: Histories, count: int = 3) -> list[float]:

@@ -273,21 +273,15 @@ def _missing(measured: Measured, arms: Sequence[str]) -> tuple[str, ...]:
 
 def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> tuple[float, float] | None:
     """The share of its steps that each arm had taken where its training loss first falls to ``loss``."""
-    shares = []
-    for arm in arms:
-        of_cells = [_share(history, loss) for (name, _), history in measured.histories.items() if name == arm]
-        known = [share for share in of_cells if share is not None]
-        if loss is None or not known:
-            return None
-        shares.append(fmean(known))
-    return shares[0], shares[1]
-
-
-def _share(history: History, loss: float | None) -> float | None:
-    if not history or loss is None or not history[-1].get("step"):
+    if loss is None:
         return None
-    reached = value_at(history, loss, ["step"])
-    return reached["step"] / history[-1]["step"] if reached else None
+    shares: dict[str, list[float]] = {arm: [] for arm in arms}
+    for (arm, _), history in measured.histories.items():
+        if arm in shares and history and history[-1].get("step"):
+            reached = value_at(history, loss, ["step"])
+            shares[arm] += [step / history[-1]["step"] for step in reached.values()]
+    first, second = (fmean(shares[arm]) if shares[arm] else None for arm in arms)
+    return None if first is None or second is None else (first, second)
 
 
 def _curve(measured: Measured, arms: tuple[str, str], score: str) -> tuple[tuple[float, Interval], ...]:

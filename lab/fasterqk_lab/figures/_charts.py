@@ -30,7 +30,6 @@ from fasterqk_lab.figures._documents import (
 
 # How an effect is drawn, by what it shows.
 STANDS_COLORS = dict(zip(STANDS, (*COLORS[:2], "#737373", "#737373"), strict=True))
-Names = Mapping[str, str]
 
 
 @contextmanager
@@ -54,7 +53,7 @@ def save_forest(
     out: Path,
     name: str,
     *,
-    names: Names | None = None,
+    names: Mapping[str, str] = {},
     **about: Any,
 ) -> dict[str, str]:
     """Draw every effect as a line from the baseline (ring) to the arm (dot), one panel per score.
@@ -62,7 +61,6 @@ def save_forest(
     The dotted mark is the null; the difference stands at the right. ``titles`` maps the scores to panels,
     three in a line.
     """
-    names = names or {}
     labels = list(dict.fromkeys(effect.label for effect in effects))
     size, margin = (3.4, 1.0 + 0.3 * max(1, len(labels))), (2.2, 0.3)
     with _plots(len(titles), 3, size, margin, sharey=True) as (figure, axes):
@@ -135,13 +133,12 @@ def save_curve(
     *,
     title: str,
     caption: str,
-    names: Names | None = None,
+    names: Mapping[str, str] = {},
 ) -> dict[str, str]:
     """Draw differences over all training losses that both arms pass, with pointwise intervals."""
-    names = names or {}
-    every = list(dict.fromkeys(effect.label for effect in effects if effect.curve))
-    labels = every[: len(COLORS)]
-    left_out = f"The first {len(labels)} of {len(every)} arms. " if len(every) > len(labels) else ""
+    with_curve = list(dict.fromkeys(effect.label for effect in effects if effect.curve))
+    labels = with_curve[: len(COLORS)]
+    left_out = f"The first {len(labels)} of {len(with_curve)} arms. " if len(with_curve) > len(labels) else ""
     with _plots(len(titles), len(titles), (3.6, 3.2), (1.0, 0.0)) as (figure, axes):
         for axis, (score, text) in zip(axes, titles.items(), strict=False):
             for place, label in enumerate(labels):
