@@ -3,7 +3,7 @@
 from math import exp
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.attention.statistics import matched_loss
@@ -103,6 +103,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.builds(Value, NAMES, NAMES, st.integers(0, 9), NAMES, st.none() | NUMBERS, NAMES, NUMBERS)
 
 
+@settings(deadline=None)  # it writes files
 @given(values=st.lists(VALUES, min_size=1, unique_by=lambda value: value[:4] + value[5:6]))
 def test_a_table_is_read_as_it_was_written(values, tmp_path_factory):
     path = write_values(tmp_path_factory.mktemp("t") / "values.csv", values)
