@@ -51,6 +51,17 @@ def test_a_constant_shift_has_no_width_when_paired(found):
     assert alone.high - alone.low > 0.05
 
 
+@pytest.mark.parametrize(("shift", "apart"), [(1e-7, False), (9e-5, False), (2e-4, True)])
+def test_rounding_is_no_difference(found, shift, apart):
+    """Two passes of one model may differ by as much, on every text in the same direction."""
+    for name in ("mass", "entropy"):
+        shifted = replace(found, columns={**found.columns, name: found.columns[name] + shift})
+        differences = paired_scores(found, shifted, np.random.default_rng(0))
+        score = "mrta" if name == "mass" else name
+        assert differences[score].value == pytest.approx(shift)
+        assert [name for name, bounds in differences.items() if bounds.apart] == [score] * apart
+
+
 def test_other_instances_cannot_be_compared(found):
     other = replace(found, instances=tuple(replace(x, id=f"x{x.id}") for x in found.instances))
     with pytest.raises(InputError, match="measure both models on the same data"):

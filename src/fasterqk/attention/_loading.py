@@ -30,6 +30,7 @@ from fasterqk.attention.instances import (
     read_rows,
 )
 from fasterqk.attention.models import Measurable
+from fasterqk.attention.scores import ROUNDING
 from fasterqk.errors import InputError, needs_extra
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
@@ -238,8 +239,8 @@ def _opened(kind: Any, path: Path, **options: Any) -> Any:
 # shortest and the longest always are.
 _CHECKED, _CHECKED_TOKENS = 8, 2048
 
-# The largest difference of probabilities that rounding explains: in single, and in half precision.
-_ROUNDING, _HALF_ROUNDING = 1e-4, 0.1
+# The largest difference of probabilities that rounding in half precision explains.
+_HALF_ROUNDING = 0.1
 # Names of modules that a note lists.
 _SHOWN = 3
 
@@ -266,7 +267,7 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
     )  # of the shorter half
     module = getattr(model, "model", None)
     half = isinstance(module, nn.Module) and any(weight.dtype in HALF for weight in module.parameters())
-    rounding = _HALF_ROUNDING if half else _ROUNDING
+    rounding = _HALF_ROUNDING if half else ROUNDING
     predicted = model.predict(batch)
     if (change := _largest(predicted, model.predict(batch))) > rounding:
         raise InputError(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DTAP_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-# float32 sums of attention end at most this far outside [0, 1]; anything further is an error.
-_ROUNDING = 1e-4
+# Two passes of one model in single precision may differ by this much, in a probability or a sum of attention.
+ROUNDING = 1e-4
 Numbers = NDArray[np.float64]
 
 
@@ -185,7 +185,7 @@ def _checked_pair(mass: ArrayLike, probability: ArrayLike) -> tuple[NDArray[np.f
     masses, probabilities = _checked_values("mass", mass), _checked_values("probability", probability)
     if masses.shape != probabilities.shape:
         raise InputError(f"{masses.size} masses but {probabilities.size} probabilities; give one each")
-    if probabilities.max() > 1 + _ROUNDING:
+    if probabilities.max() > 1 + ROUNDING:
         raise InputError(f"the probability {probabilities.max():.6g} is above 1")
     return masses, probabilities
 
@@ -198,7 +198,7 @@ def _checked_values(name: str, values: ArrayLike) -> NDArray[np.float64]:
         raise InputError("no instance has a relevant token; there is nothing to score")
     if not np.isfinite(array).all():
         raise InputError(f"{name} of instance {int(np.argmin(np.isfinite(array)))} is not a finite number")
-    if array.min() < -_ROUNDING:
+    if array.min() < -ROUNDING:
         raise InputError(f"{name} {array.min():.6g} is negative")
     return array
 

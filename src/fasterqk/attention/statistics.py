@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.attention.scores import SCORES, ScoreName
+from fasterqk.attention.scores import ROUNDING, SCORES, ScoreName
 from fasterqk.errors import InputError, needs_extra
 
 if TYPE_CHECKING:
@@ -281,8 +281,8 @@ _SPANS = ("span_precision", "span_recall")
 class Bounds:
     """A score and the two ends of its 95% bootstrap interval.
 
-    ``apart`` says of a difference that it is not zero, at 95% for all scores of the tables together; it is
-    False for scores that are in no table.
+    ``apart`` says of a difference that it is larger than rounding (``scores.ROUNDING``) and not zero, at 95%
+    for all scores of the tables together; it is False for scores that are in no table.
     """
 
     value: float
@@ -361,7 +361,8 @@ def paired_scores(
     spread = {name: float(np.nanstd(drawn[name])) for name in bounds if ScoreName.parse(name).score.tables}
     varying = [np.abs(drawn[name] - drawn[name].mean()) / x for name, x in spread.items() if x > 0]
     limit = float(np.nanquantile(np.nanmax(varying, axis=0), 0.95)) if varying else 0.0
-    apart = {name: abs(bounds[name].value) > limit * x for name, x in spread.items()}
+    # Rounding has a sign that may be the same on every text, so that resampling does not see it.
+    apart = {name: abs(bounds[name].value) > max(limit * x, ROUNDING) for name, x in spread.items()}
     return {name: replace(x, apart=apart.get(name, False)) for name, x in bounds.items()}
 
 
