@@ -203,6 +203,19 @@ def test_decoders_read_their_last_token(make_model, head, config):
     assert HuggingFaceClassifier(model).reads == "last"
 
 
+def test_a_model_that_averages_its_tokens_is_read_at_all_of_them(make_model):
+    options = {"classifier_pooling": "mean", "pad_token_id": 0, "num_hidden_layers": 1}
+    own = make_model("ModernBertForSequenceClassification", "ModernBertConfig", **options)
+    model, data = HuggingFaceClassifier(own), labelled_instances()
+    assert model.reads == "mean"
+    found = measure(model, data, aggregation="last", removal=Removal(percents=()))
+    own.set_attn_implementation("eager")
+    for instance, importance in zip(data, found.importance, strict=True):
+        tokens = torch.from_numpy(instance.tokens)[None]
+        (layer,) = own(tokens, output_attentions=True).attentions
+        assert importance == pytest.approx(layer[0].mean((0, 1)).detach().numpy(), abs=1e-6)
+
+
 @pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])
 @pytest.mark.parametrize("removal", [Removal(), Removal("attention")])
 def test_batched_equals_single(make_model, head, config, removal):
@@ -296,11 +309,6 @@ def test_heads_that_cannot_be_measured_are_refused(make_model):
     several = {"problem_type": "regression", "num_labels": 1}
     with pytest.raises(InputError, match="regression"):
         HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig", **several))
-    pooling = {"classifier_pooling": "mean", "pad_token_id": 0}
-    with pytest.raises(InputError, match="no row of attention that makes the prediction"):
-        HuggingFaceClassifier(
-            make_model("ModernBertForSequenceClassification", "ModernBertConfig", **pooling)
-        )
     xlnet = transformers.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16)
     with pytest.raises(InputError, match="XLNetForSequenceClassification does not show the hidden states"):
         HuggingFaceClassifier(transformers.XLNetForSequenceClassification(xlnet))

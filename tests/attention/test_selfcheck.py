@@ -16,6 +16,7 @@ from fasterqk.attention import (
     measure,
 )
 from fasterqk.errors import InputError
+from fasterqk.trace import capture
 
 KEY_VALUE = {"num_key_value_heads": 2, "num_hidden_layers": 4}
 HYBRIDS = {
@@ -138,11 +139,50 @@ def test_the_read_position_of_any_classifier_is_found_and_checked(reads, batch_f
         quickly(TorchClassifier(own, classes="ab", read=other), texts())
 
 
-def test_a_classifier_that_pools_is_refused():
-    with pytest.raises(
-        InputError, match="Pooling does not read its prediction at the first or the last token"
-    ):
-        quickly(TorchClassifier(Pooling("mean"), classes="ab"), texts())
+def test_a_classifier_that_averages_is_read_at_all_tokens():
+    """With one layer and no residual, the row is the plain mean of all rows, and the null is uniform."""
+    own = Pooling("mean").double()
+    with pytest.raises(InputError, match=r"Pooling predicts from all its tokens; .* read='mean'\)"):
+        quickly(TorchClassifier(own, classes="ab"), texts())
+    with pytest.raises(InputError, match="if it averages over them, measure TorchClassifier"):
+        quickly(TorchClassifier(own, classes="ab", read="first"), texts())
+    with pytest.raises(InputError, match="predicts from its first token, not from read='mean'"):
+        quickly(TorchClassifier(Pooling("first"), classes="ab", read="mean"), texts())
+    options = {"aggregation": "last", "scores": ["leave_one_out", "layer:0/head:1"], "removal": "attention"}
+    found = measure(TorchClassifier(own, classes="ab", read="mean"), texts(), **options)
+    for number, text in enumerate(texts()):
+        tokens = torch.tensor(text.tokens[None])
+        (heads,) = capture(own, (tokens, tokens > 0))
+        row = heads[0].mean((0, 1)).numpy()
+        assert found.importance[number] == pytest.approx(row, abs=1e-6)
+        assert found.columns["mass"][number] == pytest.approx(row @ text.relevance, abs=1e-6)
+        assert found.columns["null_mass"][number] == pytest.approx(text.relevance.mean(), abs=1e-6)
+        assert found.columns["entropy"][number] == pytest.approx(-(row * np.log(row)).sum(), abs=1e-5)
+        second = found.rankings["layer:0/head:1"].importance[number]
+        assert second == pytest.approx(heads[0, 1].mean(0).numpy(), abs=1e-6)
+    alone = measure(
+        TorchClassifier(own, classes="ab", read="mean"), texts(), **options, passes=Passes(batch_size=1)
+    )
+    assert alone.summary().scores == pytest.approx(found.summary().scores, abs=1e-5)
+    rollout = quickly(TorchClassifier(own, classes="ab", read="mean"), texts(), passes=Passes(by_layer=True))
+    half = [(row + 1 / len(row)) / 2 for row in found.importance]
+    for ours, theirs in zip(rollout.importance, half, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-6)
+    assert rollout.layers[0].columns["mass"] == pytest.approx(found.columns["mass"])
+
+
+class Largest(Pooling):
+    """The largest of each feature over all tokens but the first."""
+
+    def forward(self, tokens, visible):
+        states = self.embedding(tokens)
+        states = self.attention(states, states, states, key_padding_mask=~visible)[0]
+        return self.head(states[:, 1:].masked_fill(~visible[:, 1:, None], -9).amax(1))
+
+
+def test_a_classifier_that_pools_otherwise_is_refused():
+    with pytest.raises(InputError, match="Largest predicts neither from its first or last token nor from"):
+        quickly(TorchClassifier(Largest("mean"), classes="ab", read="mean"), texts())
 
 
 class Restless(Pooling):

@@ -22,13 +22,13 @@ from fasterqk.attention.models import (
     as_array,
     check_layers,
     evaluating,
+    gradient_of,
     integrated,
     is_long,
     leaf_embedding,
+    no_row_error,
     on_device_of,
-    pooled_error,
-    position_of,
-    reached,
+    positions_of,
     saliency,
     self_attention,
 )
@@ -42,8 +42,9 @@ class HuggingFaceClassifier(TorchClassifier):
     """A ``...ForSequenceClassification`` model.
 
     The read position is found rather than assumed: it is the one final hidden state through which a gradient
-    reaches the logits, the first token in encoders, the last in decoders. Models that pool several tokens are
-    refused. Where it changes nothing, only the first token is run through the end of the last layer.
+    reaches the logits, the first token in encoders, the last in decoders; or their mean, if all of them have
+    the same gradient. Models that pool otherwise are refused. Where it changes nothing, only the first token
+    is run through the end of the last layer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -88,7 +89,7 @@ class HuggingFaceClassifier(TorchClassifier):
             return super().read(batch, read_only=read_only)
 
     def read_position(self, batch: Batch) -> NDArray[np.intp]:
-        if self.reads == "first" or self._pad is None:
+        if self.reads != "last" or self._pad is None:
             return super().read_position(batch)
         # As transformers does: the last token that is not the padding id, even if the text ends in that id.
         place = np.arange(batch.tokens.shape[1])
@@ -173,23 +174,24 @@ class HuggingFaceClassifier(TorchClassifier):
             raise InputError(f"{name} does not run on token ids and a mask alone: {reason}") from None
         hidden_states = getattr(outputs, "hidden_states", None)
         last = hidden_states[-1] if hidden_states and isinstance(hidden_states[-1], Tensor) else None
-        used = reached(outputs.logits, last) if last is not None and last.requires_grad else None
-        if last is None or used is None:
+        gradient = gradient_of(outputs.logits, last) if last is not None and last.requires_grad else None
+        if last is None or gradient is None:
             raise InputError(f"{name} does not show the hidden states that it predicts from")
         if tuple(last.shape[:2]) != batch.tokens.shape:
             raise InputError(
                 f"{name} has {last.shape[1]} final states for {batch.tokens.shape[1]} tokens; only models"
                 " that keep one state per token are measured"
             )
-        used = used & batch.real
+        used = gradient.any(-1) & batch.real
         if not used.any():
             raise InputError(
                 f"no gradient of {name} reaches its final states: its logits are saturated, or not numbers"
             )
-        position = position_of(used, batch)
-        if position is None:
-            raise InputError(pooled_error(name))
-        return position
+        positions = positions_of(used, batch)
+        even = all(np.allclose(rows[real], rows[0]) for rows, real in zip(gradient, batch.real, strict=True))
+        if not positions or (positions[0] == "mean" and not even):
+            raise InputError(no_row_error(name))
+        return positions[0]
 
 
 def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:

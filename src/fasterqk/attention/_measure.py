@@ -222,7 +222,8 @@ def _measured(
     random = nulls.drawn(instances)
     hows = [aggregation, *(x.aggregation for x in requested.values() if x.aggregation)]
     # Every method except rollout needs only the read rows, so nothing else of a layer is kept.
-    read_only = all(how.method != "rollout" for how in hows)
+    pooled = getattr(model, "reads", None) == "mean"
+    read_only = not pooled and all(how.method != "rollout" for how in hows)
     heads_in_memory = max(heads) if read_only else sum(heads)
     stronger = nulls.stronger and (passes.only is None or "mrta" in passes.only)
     parts: list[list[Rowwise]] = []

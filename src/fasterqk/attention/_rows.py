@@ -1,7 +1,7 @@
 """The rows of one batch that predict: their scores with nulls, and the importance of tokens to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,8 +40,9 @@ class ReadRows:
     """The rows of one batch that predict; ``instance`` says which instance each row belongs to.
 
     ``weights`` and ``null_weights`` ``(row, key)`` are aggregated; ``attention`` holds the weights of every
-    requested aggregation. ``layers`` ``(row, head, key)`` and ``allowed`` ``(row, key)`` have one entry per
-    layer. Keys that the model adds come after the tokens.
+    requested aggregation. ``layers`` ``(row, head, key)``, ``allowed`` ``(row, key)`` and the ``uniform``
+    attention over what is allowed ``(row, 1, key)`` have one entry per layer. Keys that the model adds come
+    after the tokens.
     """
 
     batch: Batch
@@ -57,6 +58,7 @@ class ReadRows:
     null_weights: Numbers
     layers: list[Tensor]
     allowed: list[Tensor]
+    uniform: list[Tensor]
 
     @classmethod
     def of(
@@ -70,13 +72,16 @@ class ReadRows:
     ) -> "ReadRows":
         """Read ``batch`` and aggregate its rows in all ways ``hows``; the scores use the first one.
 
-        The first token of a ``causal`` model, where attention sinks gather, is not among the words.
+        The first token of a ``causal`` model, where attention sinks gather, is not among the words. The rows
+        of a model that averages its tokens are averaged, so that each instance has one.
         """
         reading = model.read(batch, read_only=read_only)
         layers = list(reading.layers)
         several = reading.read.dim() == 2
         read = reading.read if several else reading.read.unsqueeze(1)
         mask = batch.target_real if several else np.ones((len(batch), 1), dtype=bool)
+        if reading.pooled:
+            mask, reading = batch.real, replace(reading, read=reading.read[:, 0])
         keys = torch.from_numpy(batch.real).to(read.device) if reading.keys is None else reading.keys
         chosen = torch.from_numpy(mask).to(read.device)
         many = patterns if len(patterns) == len(layers) else [*patterns] * len(layers)
@@ -86,10 +91,18 @@ class ReadRows:
             used = chosen.unsqueeze(2)
             rows = {id(pairs): read_rows(pairs.unsqueeze(1), read)[:, 0] & used for pairs in allowed}
             allowed = [rows[id(pairs)] for pairs in allowed]
-        instance = np.nonzero(mask)[0]
+        instance = np.arange(len(batch)) if reading.pooled else np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
-        attention = {how: as_array(aggregate(layers, read, allowed, how)[chosen]) for how in hows}
-        null_weights = as_array(aggregate_null(allowed, len(layers), read, hows[0])[chosen])
+
+        def taken(rows: Tensor) -> Tensor:
+            """The rows that predict ``(row, ...)`` of all that were read ``(batch, row, ...)``."""
+            if not reading.pooled:
+                return rows[chosen]
+            return torch.stack([of_text[real].mean(0) for of_text, real in zip(rows, chosen, strict=True)])
+
+        attention = {how: as_array(taken(aggregate(layers, read, allowed, how))) for how in hows}
+        null_weights = as_array(taken(aggregate_null(allowed, len(layers), read, hows[0])))
+        visible = [read_rows(pairs.unsqueeze(1), read).squeeze(1) for pairs in allowed]
         rankable = np.pad(batch.rankable[instance], ((0, 0), (0, real.shape[1] - batch.tokens.shape[1])))
         words = rankable & ~_first(real) if causal else rankable
         words = np.where(words.any(1, keepdims=True), words, rankable)  # a text of one word keeps it
@@ -108,8 +121,9 @@ class ReadRows:
             words_alone=hows[0].among == "words",
             weights=attention[hows[0]],
             null_weights=among(null_weights, words) if hows[0].among == "words" else null_weights,
-            layers=[read_rows(layer, read).transpose(1, 2)[chosen] for layer in layers],
-            allowed=[read_rows(pairs.unsqueeze(1), read).squeeze(1)[chosen] for pairs in allowed],
+            layers=[taken(read_rows(layer, read).transpose(1, 2)) for layer in layers],
+            allowed=[taken(pairs.float()) > 0 for pairs in visible],
+            uniform=[taken(uniform_attention(pairs).transpose(1, 2)) for pairs in visible],
         )
 
     @property
@@ -132,7 +146,7 @@ class ReadRows:
         if not by_layer:
             return parts
         layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
-        uniform = [as_array(uniform_attention(visible)[:, 0]) for visible in self.allowed]
+        uniform = [as_array(rows[:, 0]) for rows in self.uniform]
         if self.words_alone:
             layers, uniform = ([among(rows, self.words) for rows in kind] for kind in (layers, uniform))
         masses: dict[str, list[Numbers]] = {"mass": [], "null_mass": []}
@@ -154,10 +168,9 @@ class ReadRows:
         """The answer, and all scores of the aggregated rows with their nulls."""
         answer = self.reading.answer
         columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
-        uniform = [uniform_attention(visible) for visible in self.allowed]
         keys = relevance, self.real, self.rankable, self.words
         rows = Rows(self.weights, *keys, self.layers, self.allowed, self.reading.single)
-        null = Rows(self.null_weights, *keys, uniform, self.allowed, self.reading.single)
+        null = Rows(self.null_weights, *keys, self.uniform, self.allowed, self.reading.single)
         for score in SCORES.values():
             if score.compute and (only is None or score.name in only):
                 columns[score.column] = self.mean(score.compute(rows))
@@ -173,10 +186,10 @@ class ReadRows:
         """
         most = max(layer.shape[1] for layer in self.layers)
         values = np.full((len(relevance), 2, len(self.layers), most + 1), np.nan)
-        for number, (layer, visible) in enumerate(zip(self.layers, self.allowed, strict=True)):
-            rows = np.concatenate([as_array(layer), as_array(uniform_attention(visible))], 1)
+        for number, layer_and_null in enumerate(zip(self.layers, self.uniform, strict=True)):
+            rows = np.concatenate([as_array(rows) for rows in layer_and_null], 1)
             rows = among(rows, self.words[:, None]) if self.words_alone else rows
-            places = [*range(layer.shape[1]), most]
+            places = [*range(rows.shape[1] - 1), most]
             values[:, 0, number, places] = (rows * relevance[:, None]).sum(-1)
             values[:, 1, number, places] = entropy(rows)
         return self.mean(values)

@@ -41,6 +41,8 @@ class Reading:
     which ``batch.target_real`` marks the real ones. ``masks`` ``(batch, query, key)``, one per layer, are
     true where a row may see a key; None where the model does not show it. If the model adds keys after those
     of the batch, ``keys`` ``(batch, key)`` marks the real ones. ``names`` are the modules of the layers.
+    ``pooled`` says that the model averages its final states: it reads all rows, ``(batch, row)``, and their
+    mean over the real tokens is the row that predicts.
     """
 
     layers: Sequence[Layer]
@@ -51,6 +53,7 @@ class Reading:
     single: bool = False
     masks: Sequence[Tensor | None] = ()
     names: Sequence[str] = ()
+    pooled: bool = False
 
 
 class Measurable(Protocol):
@@ -87,7 +90,7 @@ class Integrated(NamedTuple):
     gap: NDArray[np.float64]
 
 
-Position = Literal["first", "last"]
+Position = Literal["first", "last", "mean"]
 # Half a gigabyte in single precision.
 WEIGHTS_IN_MEMORY = 2**27
 # Quadrature nodes of integrated gradients.
@@ -104,8 +107,9 @@ class TorchClassifier:
             default token ids and the mask of visible tokens.
         logits: Extracts the logits ``(batch, class)`` from the module's output; by default the output itself
             or its ``logits``.
-        read: The position that makes the prediction, the ``"first"`` or the ``"last"`` token. By default it
-            is found by a gradient when the model is measured; what is given is checked in the same way.
+        read: The position that makes the prediction, the ``"first"`` or the ``"last"`` token, by default
+            found by a gradient; or ``"mean"`` for a module that averages over all tokens, whose row is the
+            mean of all rows. The gradient also checks ``read``, but not that the average has equal weights.
         embedding: The module whose output is the input of gradient x input.
         multi_label: Whether every class has its own probability, the sigmoid of its logit; it is predicted
             from one half on.
@@ -154,17 +158,20 @@ class TorchClassifier:
         self.embedding = embedding
 
     def read_position(self, batch: Batch) -> NDArray[np.intp]:
-        """The position of each text that makes its prediction, ``(batch,)``."""
+        """The position that makes each prediction, ``(batch,)``; of a mean all, ``(batch, row)``."""
+        if self.reads == "mean":
+            return np.indices(batch.tokens.shape)[1]
         return batch.first if self.reads == "first" else batch.last
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
-        read = on_device_of(self.model, self.read_position(batch))
+        read, pooled = on_device_of(self.model, self.read_position(batch)), self.reads == "mean"
+        read_only = read_only and not pooled
         rows, lazy = read if read_only else None, is_long(self.model, batch, read_only)
         layers = self_attention(capture(self.model, self.inputs(batch), rows=rows, masks=True, lazy=lazy))
         check_layers(layers, batch, self.model)
         outcomes = self._outcomes(batch, layers.outputs)
         answer = class_answer(outcomes, batch, self.multi_label)
-        return Reading(layers, read, answer, masks=layers.masks, names=layers.names)
+        return Reading(layers, read, answer, masks=layers.masks, names=layers.names, pooled=pooled)
 
     def check(self, batch: Batch) -> list[str]:
         """Find or check the read position: the row of the last attention that reaches the logits.
@@ -173,8 +180,8 @@ class TorchClassifier:
         """
         if hasattr(self.model, "_orig_mod"):
             return []  # hooks do not run in compiled code
-        read = on_device_of(self.model, self.read_position(batch))
-        last_attention = self_attention(capture(self.model, self.inputs(batch), rows=read)).names[-1]
+        first = on_device_of(self.model, batch.first)
+        last_attention = self_attention(capture(self.model, self.inputs(batch), rows=first)).names[-1]
         module, name = self.model.get_submodule(last_attention), type(self.model).__name__
         fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -190,17 +197,24 @@ class TorchClassifier:
         turned = states.shape[:2] != batch.tokens.shape  # (token, batch, width), as torch had it first
         if turned and (states.shape[1], states.shape[0]) != batch.tokens.shape:
             return unknown
-        used = reached(logits, states)
-        if used is None or not (used := (used.T if turned else used) & batch.real).any():
+        gradient = gradient_of(logits, states)
+        if gradient is None:
             return unknown
-        position = position_of(used, batch)
-        if position is None:
-            raise InputError(pooled_error(name))
-        expected = self.read_position(batch)
-        if self.read_is_given and not used[np.arange(len(batch)), expected].all():
-            raise InputError(f"{name} predicts from its {position} token, not from read={self.reads!r}")
+        used = (gradient.transpose(1, 0, 2) if turned else gradient).any(-1) & batch.real
+        if not used.any():
+            return unknown
+        positions = positions_of(used, batch)
+        if not positions:
+            raise InputError(no_row_error(name))
+        if positions == ["mean"] and self.reads != "mean":
+            raise InputError(
+                f"{name} predicts from all its tokens; if it averages over them, measure TorchClassifier(...,"
+                " read='mean'); otherwise no row of attention makes the prediction"
+            )
         if not self.read_is_given:
-            self.reads = position
+            self.reads = positions[0]
+        elif self.reads not in positions:
+            raise InputError(f"{name} predicts from its {positions[0]} token, not from read={self.reads!r}")
         return []
 
     def _outcomes(self, batch: Batch, outputs: Any) -> NDArray[np.float64]:
@@ -299,30 +313,30 @@ def self_attention(captured: Captured) -> Captured:
     )
 
 
-def reached(logits: Tensor, states: Tensor) -> NDArray[np.bool_] | None:
-    """Which ``states`` ``(batch, token, width)`` reach the logits by a gradient, ``(batch, token)``."""
+def gradient_of(logits: Tensor, states: Tensor) -> NDArray[np.float64] | None:
+    """A gradient of the logits by ``states`` ``(batch, token, width)``; None if these do not matter."""
     # Unequal weights, because equal ones cancel if the classes are mirror images.
     score = (logits * torch.arange(1, logits.shape[-1] + 1).to(logits)).sum()
     (gradient,) = torch.autograd.grad(score, states, allow_unused=True)
-    return None if gradient is None else (gradient != 0).any(-1).cpu().numpy()
+    return None if gradient is None else as_array(gradient)
 
 
-def position_of(used: NDArray[np.bool_], batch: Batch) -> "Position | None":
-    """Whether the ``used`` states are the first or the last ones of each text; None for neither."""
-    instance = np.arange(len(batch))
-    if used.sum() == len(batch):
-        if used[instance, batch.first].all():
-            return "first"
-        if used[instance, batch.last].all():
-            return "last"
-    return None
+def positions_of(used: NDArray[np.bool_], batch: Batch) -> list[Position]:
+    """The positions that explain which tokens ``(batch, token)`` a model uses."""
+    place = np.arange(batch.tokens.shape[1])
+    candidates: dict[Position, NDArray[np.bool_]] = {
+        "first": place == batch.first[:, None],
+        "last": place == batch.last[:, None],
+        "mean": batch.real,
+    }
+    return [position for position, tokens in candidates.items() if (used == tokens).all()]
 
 
-def pooled_error(name: str) -> str:
-    """The message for a model that reads other positions, or several."""
+def no_row_error(name: str) -> str:
+    """The message for a model that reads neither one end of the text nor all of it."""
     return (
-        f"{name} does not read its prediction at the first or the last token alone,"
-        " so there is no row of attention that makes the prediction"
+        f"{name} predicts neither from its first or last token nor from the mean of all, so no row of"
+        " attention makes the prediction"
     )
 
 
