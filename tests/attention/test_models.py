@@ -506,7 +506,10 @@ def test_a_tokenizer_that_knows_no_word(saved):
     )
     with pytest.raises(InputError, match=r"knows no word of the 2 examples: every token is '\[UNK\]'"):
         loaded.encode([unknown, unknown])
-    assert len(loaded.encode([unknown, known])) == 2
+    (note,) = measure(
+        loaded, [replace(unknown, id="0"), *[replace(known, id=str(i)) for i in range(1, 8)]]
+    ).settings["notes"]
+    assert note == "12.5% of the tokens are [UNK], words that the tokenizer does not know, in 1 of 8 texts"
 
 
 def test_damaged_folders_are_one_line(saved, tmp_path):

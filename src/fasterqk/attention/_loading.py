@@ -239,6 +239,8 @@ def _opened(kind: Any, path: Path, **options: Any) -> Any:
 # shortest and the longest always are.
 _CHECKED, _CHECKED_TOKENS = 8, 2048
 
+# From this share of unknown tokens on, the header says how many there are.
+_NOTABLE = 0.01
 # The largest difference of probabilities that rounding in half precision explains.
 _HALF_ROUNDING = 0.1
 # Names of modules that a note lists.
@@ -298,6 +300,19 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
     if isinstance(module, nn.Module) and not hasattr(module, "_orig_mod"):  # hooks do not run if compiled
         notes += _mixing_note(module, reading.names, lambda: model.predict(batch))
     return notes, batched
+
+
+def unknown_note(instances: Sequence[Instance], tokenizer: Any) -> list[str]:
+    """A note on words that the tokenizer does not know; empty if they are few."""
+    number = getattr(tokenizer, "unk_token_id", None)
+    unknown = [x.tokens[x.rankable] == number for x in instances]
+    share = sum(int(tokens.sum()) for tokens in unknown) / max(1, sum(map(len, unknown)))
+    if number is None or share < _NOTABLE:
+        return []
+    return [
+        f"{share:.1%} of the tokens are {tokenizer.unk_token}, words that the tokenizer does not know, in"
+        f" {sum(bool(tokens.any()) for tokens in unknown)} of {len(instances)} texts"
+    ]
 
 
 def _by_itself(model: Measurable, batch: Batch) -> NDArray[np.float64]:

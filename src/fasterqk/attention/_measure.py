@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fasterqk.attention._importance import Importance, Source, importances
-from fasterqk.attention._loading import Loaded, opened, self_check
+from fasterqk.attention._loading import Loaded, opened, self_check, unknown_note
 from fasterqk.attention._rows import ReadRows
 from fasterqk.attention.aggregation import (
     Aggregation,
@@ -187,6 +187,7 @@ def measure(
         aggregation = Aggregation.parse(aggregation)
     with evaluating(opened_model):
         notes, batched = self_check(opened_model, instances)
+        notes += unknown_note(instances, tokenizer)
         passes = passes if batched else replace(passes, batch_size=1)
         return _measured(opened_model, instances, aggregation, scores, removals, nulls, passes, notes)
 
