@@ -332,9 +332,10 @@ def test_nothing_removed_and_chosen_scores(small_model, some_instances):
         "token_iou",
         "iou_f1",
     }
-    # The self-check predicts two texts twice and one by one, seven in a batch and one by one, and two once
-    # more to see what mixes tokens; then each text runs once, for its attention and its answer.
-    assert [len(batch) for batch in asked] == [2, 2, 1, 1, 7, *[1] * 7, 2]
+    # The self-check predicts two texts twice, twice more to see whether tokens keep their places, and one by
+    # one, seven in a batch and one by one, and two again to see what mixes tokens; then each text runs once,
+    # for its attention and its answer.
+    assert [len(batch) for batch in asked] == [2, 2, 2, 2, 1, 1, 7, *[1] * 7, 2]
 
 
 def test_plausibility_of_a_sample(small_model, some_instances):

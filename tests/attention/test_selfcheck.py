@@ -185,6 +185,27 @@ def test_a_classifier_that_pools_otherwise_is_refused():
         quickly(TorchClassifier(Largest("mean"), classes="ab", read="mean"), texts())
 
 
+class Moving(Pooling):
+    """Reads every text from its end, or puts the padding first."""
+
+    def forward(self, tokens, visible):
+        length = visible.sum(1, keepdim=True)
+        place = torch.arange(tokens.shape[1])
+        place = length - 1 - place if self.reads == "first" else place - (len(tokens[0]) - length)
+        moved = tokens.gather(1, place % tokens.shape[1])
+        return super().forward(moved, visible if self.reads == "first" else visible.flip(1))
+
+
+@pytest.mark.parametrize("reads", ["first", "mean"])
+def test_a_model_that_moves_its_tokens_is_refused(reads):
+    given = {"read": "mean"} if reads == "mean" else {}
+    with pytest.raises(
+        InputError,
+        match=r"Moving moves tokens: another token at place \d changes what attention reads at place \d",
+    ):
+        quickly(TorchClassifier(Moving(reads), classes="ab", **given), texts())
+
+
 class Restless(Pooling):
     """Dropout that nobody switches off."""
 

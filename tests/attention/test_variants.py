@@ -50,7 +50,9 @@ def test_each_distinct_variant_runs_once_and_the_whole_text_never_again(small_mo
     data = [replace(instances[0], id=str(number)) for number in range(3)]
     data = [replace(one, relevance=one.rankable * 1.0) for one in data]
     measure(model, data, removal=Removal(percents=[50, 100]), nulls=Nulls(draws=0))
-    del asked[:9]  # the self-check: two texts twice and one by one, three likewise once, and two once more
+    del asked[
+        :11
+    ]  # the self-check: two texts four times and one by one, three likewise once, and two once more
     # Top half, without the top half, and without everything; the whole text is known from its attention.
     assert sum(len(batch) for batch in asked) == 3
     texts = {row.tobytes() for batch in asked for row in batch.tokens}
@@ -67,7 +69,9 @@ def test_variants_of_all_posts_are_sorted_by_length(small_model, some_instances)
         nulls=Nulls(draws=0),
         passes=Passes(batch_size=4),
     )
-    del asked[:14]  # the self-check: two texts twice and one by one, eight likewise once, and two once more
+    del asked[
+        :16
+    ]  # the self-check: two texts four times and one by one, eight likewise once, and two once more
     longest = max(len(one.tokens) for one in instances)
     lengths = [batch.real.sum(1) for batch in asked]
     flat = np.concatenate(lengths)

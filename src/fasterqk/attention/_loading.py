@@ -7,6 +7,7 @@ measured.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -276,7 +277,11 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
             f"the same texts predicted twice differ by {change:.2g} in probability; switch off what is random"
             " in the model (dropout, sampling)"
         )
-    reading, notes = model.read(batch, read_only=True), model.check(batch)
+    reading = model.read(batch, read_only=True)
+    hooked = isinstance(module, nn.Module) and not hasattr(module, "_orig_mod")  # compiled code runs no hooks
+    if hooked and reading.names:
+        _check_order(module, reading.names[0], batch, model.predict)
+    notes = model.check(batch)
     plain, batched = _by_itself(model, batch), True
     if several.tokens.size <= _CHECKED_TOKENS:
         batched = _largest(model.predict(several), _by_itself(model, several)) <= rounding
@@ -297,7 +302,7 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
             f"the kernel that shows attention changes probabilities by up to {change:.2g}; predictions are"
             " those of the model's own kernel, attention is not"
         )
-    if isinstance(module, nn.Module) and not hasattr(module, "_orig_mod"):  # hooks do not run if compiled
+    if hooked:
         notes += _mixing_note(module, reading.names, lambda: model.predict(batch))
     return notes, batched
 
@@ -326,6 +331,37 @@ def _largest(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     if first.shape != second.shape or not (np.isfinite(first).any() and np.isfinite(second).any()):
         return 0.0  # `measure` names what is wrong with them
     return float(np.nan_to_num(np.abs(first - second), nan=np.inf).max())
+
+
+def _check_order(model: nn.Module, attention: str, batch: Batch, predict: Callable[[Batch], Any]) -> None:
+    """Raise if the tokens of a text do not enter ``attention``, the first such module, at their own places.
+
+    A token that is exchanged changes the state at its place, unless the model or its inputs move it.
+    """
+    ids, place = np.unique(batch.tokens[batch.rankable]), (np.arange(len(batch)), batch.rankable.argmax(1))
+    if not len(ids) or len(batch) == batch.tokens.shape[1]:  # texts and tokens could be mistaken
+        return
+    tokens = batch.tokens.copy()
+    tokens[place] = np.where(tokens[place] == ids[0], ids[-1], ids[0])
+    states: list[Tensor] = []
+
+    def keep(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
+        values = map(_states, (*arguments, *keywords.values()))
+        states.extend([value for value in values if value is not None and not value.is_nested][:1])
+
+    with model.get_submodule(attention).register_forward_pre_hook(keep, with_kwargs=True):
+        predict(batch)
+        predict(replace(batch, tokens=tokens))
+    if len(states) != 2 or any(x.shape[:2] != tokens.shape for x in states):
+        return
+    changed = (states[0] != states[1]).any(-1).cpu().numpy()
+    moved = np.flatnonzero(changed.any(1) & ~changed[place])
+    if moved.size:
+        before, after = place[1][moved[0]], changed[moved[0]].argmax()
+        raise InputError(
+            f"{type(model).__name__} moves tokens: another token at place {before} changes what attention"
+            f" reads at place {after}; keep the order of the text, with padding behind it"
+        )
 
 
 def _mixing_note(model: nn.Module, attention: Sequence[str], run: Callable[[], Any]) -> list[str]:
