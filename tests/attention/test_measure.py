@@ -226,8 +226,11 @@ def test_right_and_wrong_answers_classes_and_heads(small_model, some_instances):
     assert rows["all"]["n"] == rows["right"]["n"] + rows["wrong"]["n"] == 12
     assert sum(row["n"] for name, row in rows.items() if name.startswith("label")) == 12
     assert rows["right"]["accuracy"] == 1 and rows["wrong"]["accuracy"] == 0
-    mass, right = found.columns["mass"], (found.columns["correct"] > 0) & found.relevant
-    assert rows["right"]["mrta"] == pytest.approx(mass[right].mean())
+    right = (found.columns["correct"] > 0) & found.relevant
+    assert not found.relevant.all()
+    assert rows["right"]["mrta"] == pytest.approx(found.columns["mass"][right].mean())
+    assert rows["right"]["null mrta"] == pytest.approx(found.columns["null_mass"][right].mean())
+    assert rows["all"]["null mrta"] == pytest.approx(found.summary().null["mrta"])
     # The only head of a layer is the layer.
     for layer, row in enumerate(found.heads_table()):
         alone = measured(small_model(), some_instances(12), aggregation=Aggregation("layer", layer))

@@ -393,7 +393,9 @@ class Measurement(Rowwise):
 
     def groups_table(self) -> list[dict[str, Any]]:
         """Some scores over all instances, over right and wrong answers, and over each class."""
-        values = {**self.instance_scores(), "null_mrta": self.columns.get("null_mass", np.empty(0))}
+        values = self.instance_scores()
+        if "null_mass" in self.columns:
+            values["null_mrta"] = np.where(self.relevant, self.columns["null_mass"], np.nan)
         right = self.columns["correct"] > 0
         groups = {"all": np.ones_like(right), "right": right, "wrong": ~right}
         labels = np.array([-1 if x.label is None else x.label for x in self.instances])
