@@ -30,10 +30,7 @@ from fasterqk.attention.faithfulness import (
     How,
     Removal,
     Variants,
-    checked_outcomes,
-    faithfulness_of,
     join,
-    perturb,
 )
 from fasterqk.attention.instances import Example, Instance, collate
 from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
@@ -217,20 +214,17 @@ def _measured(
     if not isinstance(aggregation, Aggregation):
         aggregation = (aggregation or default_aggregation)(causal)
     by_attention = Importance(aggregation.name, aggregation)
-    requested = {by_attention.name: by_attention}
-    if scores is not None:
-        requested = importances(scores, instances, by_attention)
+    requested = importances(() if scores is None else scores, instances, by_attention)
     random = nulls.drawn(instances)
     hows = [aggregation, *(x.aggregation for x in requested.values() if x.aggregation)]
-    # Every method except rollout needs only the read rows, so nothing else of a layer is kept.
-    pooled = getattr(model, "reads", None) == "mean"
-    read_only = not pooled and all(how.method != "rollout" for how in hows)
+    # Rollout needs all rows of a layer, and so does a model that averages its tokens.
+    read_only = getattr(model, "reads", "") != "mean" and all(how.method != "rollout" for how in hows)
     heads_in_memory = max(heads) if read_only else sum(heads)
     stronger = nulls.stronger and (passes.only is None or "mrta" in passes.only)
     parts: list[list[Rowwise]] = []
     by_instance: list[list[Numbers]] = [[] for _ in (*requested, *random)]
     faithful: list[list[list[Faithfulness]]] = [[[] for _ in by_instance] for _ in removals]
-    waiting = _Waiting(model, passes, int(lengths[-1]))
+    variants, waiting = Variants(), []  # with the lists that wait for their faithfulness
     # The share of the work that reading the full texts takes; predicting variants takes the rest.
     reading = 1 / (1 + 2 * sum(len(removal.percents) for removal in removals) * len(by_instance))
 
@@ -252,14 +246,22 @@ def _measured(
             by_instance[number] += [of_tokens[real] for of_tokens, real in pairs]
             for removal, results in zip(removals, faithful, strict=True):
                 if rows.reading.read.dim() == 1:
-                    waiting.add(results[number], rows, importance, removal)
+                    whole = rows.reading.answer.outcomes
+                    rank = variants.rank(batch, importance, removal, whole, rows.sees)
+                    waiting.append((results[number], rank))
                 else:
                     results[number].append(rows.faithfulness(model, importance, removal))
-        if len(waiting) > VARIANTS_IN_MEMORY or stop == len(order):
-            before = predicted
-            waiting.ask(lambda share: tell(stop, before + share * (stop - before)))  # noqa: B023
-            predicted = stop
-        tell(stop, predicted)
+        if waiting and (len(variants) > VARIANTS_IN_MEMORY or stop == len(order)):
+            outcomes = variants.ask(
+                model.predict,
+                passes.batch_size * int(lengths[-1]),
+                passes.batch_size == 1,
+                lambda share: tell(stop, predicted + share * (stop - predicted)),  # noqa: B023
+            )
+            for results, rank in waiting:
+                results.append(rank(outcomes))
+            variants, waiting, predicted = Variants(), [], stop
+        tell(stop, predicted if waiting else stop)
     if gaps:
         gap = np.concatenate(gaps)
         notes.append(
@@ -339,42 +341,3 @@ def _patterns(
     patterns = find_patterns(reading.layers, masks, real, reading.read)
     causal = not any(pairs.triu(1).any() for pairs in visible_pairs(masks, patterns, real))
     return patterns, heads, causal
-
-
-class _Waiting:
-    """Collects the variants of many batches, predicts them together, and scores the rankings they belong to.
-
-    Variants equal to a text that was read are not predicted again. One pass predicts at most as many tokens
-    as ``batch_size`` copies of the longest text have.
-    """
-
-    def __init__(self, model: Measurable, passes: Passes, longest: int) -> None:
-        self.model = model
-        self.tokens, self.single = passes.batch_size * longest, passes.batch_size == 1
-        self.variants = Variants()
-        self.rankings: list[tuple[Any, ...]] = []
-
-    def __len__(self) -> int:
-        return len(self.variants)
-
-    def add(
-        self, results: list[Faithfulness], rows: "ReadRows", importance: Numbers, removal: Removal
-    ) -> None:
-        """Let the next ``ask`` append the faithfulness of ``importance`` ``(batch, token)`` to results."""
-        batch = rows.batch
-        perturbed = perturb(batch, importance, removal, rows.sees)
-        whole = checked_outcomes(rows.reading.answer.outcomes, batch)
-        self.variants.add(batch, whole)
-        variant_rows = [[self.variants.add(variant) for variant in variants] for variants in perturbed[:2]]
-        self.rankings.append((results, batch, removal, whole, variant_rows, perturbed.skipped))
-
-    def ask(self, progress: Callable[[float], None]) -> None:
-        """Predict each distinct variant once, and score the rankings that wait for them."""
-        if self.rankings:
-            outcomes = self.variants.ask(self.model.predict, self.tokens, self.single, progress)
-        for results, batch, removal, whole, variant_rows, skipped in self.rankings:
-            alone, without = (
-                [outcomes[rows] for rows in rows_by_percent] for rows_by_percent in variant_rows
-            )
-            results.append(faithfulness_of(batch, removal, whole, alone, without, skipped))
-        self.variants, self.rankings = Variants(), []

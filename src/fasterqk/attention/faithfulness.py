@@ -416,6 +416,23 @@ class Variants:
             numbers[place] = number
         return numbers
 
+    def rank(
+        self,
+        batch: Batch,
+        importance: NDArray[np.float64],
+        removal: Removal,
+        whole: NDArray[np.float64],
+        sees: NDArray[np.bool_] | None = None,
+    ) -> Callable[[NDArray[np.float64]], Faithfulness]:
+        """Add what a ranking by ``importance`` needs; returns the function of all outcomes that scores it."""
+        alone, without, skipped = perturb(batch, importance, removal, sees)
+        whole = checked_outcomes(whole, batch)
+        self.add(batch, whole)
+        numbers = [[self.add(variant) for variant in variants] for variants in (alone, without)]
+        return lambda outcomes: faithfulness_of(
+            batch, removal, whole, *([outcomes[of_k] for of_k in kind] for kind in numbers), skipped
+        )
+
     def ask(
         self,
         predict: Predict,
