@@ -42,8 +42,8 @@ def test_equal_where_ferret_reads_what_it_kept(setting):
         target = int(found.faithfulness.predicted[number])
         importance = found.importance[number]
         given = Explanation(instance.texts[0], list(instance.pieces), importance, "attention", target)
-        variants = perturb(collate([instance]), importance[None], benchmark.REMOVAL)
-        for name, some in zip(kinds, (variants.without, variants.alone), strict=True):
+        alone, without, _ = perturb(collate([instance]), importance[None], benchmark.REMOVAL)
+        for name, some in zip(kinds, (without, alone), strict=True):
             theirs = kinds[name].compute_evaluation(given, target).score
             # ferret writes the tokens it keeps out as text and tokenizes that again: pieces of words that
             # lost their neighbours become other pieces. Ours are removed from the ids.

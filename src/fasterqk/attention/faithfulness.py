@@ -6,7 +6,7 @@ predicting texts with tokens removed.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -99,9 +99,8 @@ def top_percent(
     With ``rounding="down"`` that may be no token at all.
     """
     total = rankable.sum(1)
-    return most_important(
-        importance, rankable, percent * total // 100 if rounding == "down" else -(-percent * total // 100)
-    )
+    count = percent * total // 100 if rounding == "down" else -(-percent * total // 100)
+    return most_important(importance, rankable, count)
 
 
 def remove(batch: Batch, removed: NDArray[np.bool_], removal: Removal) -> Batch:
@@ -168,31 +167,19 @@ def faithfulness(
     are known. Special tokens are always kept. An input that removal would leave empty keeps its least
     important token. :func:`fasterqk.attention.measure` predicts the variants of all batches together.
     """
-    perturbed = perturb(batch, importance, removal)
+    *variants, skipped = perturb(batch, importance, removal)
     whole = checked_outcomes(predict(batch) if whole is None else whole, batch)
-    alone, without = (
-        [checked_outcomes(predict(variant), variant) for variant in variants] for variants in perturbed[:2]
-    )
-    return faithfulness_of(batch, removal, whole, alone, without, perturbed.skipped)
-
-
-class Perturbed(NamedTuple):
-    """A batch with tokens removed: for each k the top tokens ``alone`` and the batch ``without`` them.
-
-    ``skipped`` ``(instance, k)`` marks each k, rounded down, that adds no token to the k before it.
-    """
-
-    alone: list[Batch]
-    without: list[Batch]
-    skipped: NDArray[np.bool_] | None
+    alone, without = ([checked_outcomes(predict(x), x) for x in kind] for kind in variants)
+    return faithfulness_of(batch, removal, whole, alone, without, skipped)
 
 
 def perturb(
     batch: Batch, importance: NDArray[np.float64], removal: Removal, sees: NDArray[np.bool_] | None = None
-) -> Perturbed:
-    """The variants to predict for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``.
+) -> tuple[list[Batch], list[Batch], NDArray[np.bool_] | None]:
+    """The variants to predict: for each k the top tokens alone, and the batch without them.
 
-    ``sees`` ``(batch, token)`` are the tokens that the read position may see, by default all.
+    ``sees`` ``(batch, token)`` are the tokens that the read position may see, by default all. The third entry,
+    ``(instance, k)``, marks each k, rounded down, that adds no token to the k before it.
     """
     importance = np.asarray(importance, dtype=float)
     if importance.shape != batch.tokens.shape:
@@ -200,8 +187,7 @@ def perturb(
             f"importance has shape {importance.shape}, but the batch {batch.tokens.shape}; give one number"
             " per token"
         )
-    alone: list[Batch] = []
-    without: list[Batch] = []
+    alone, without = [], []
     counts = [np.zeros(len(batch), dtype=np.int64)]
     for percent in removal.percents:
         top = top_percent(importance, batch.rankable, percent, removal.rounding)
@@ -210,7 +196,7 @@ def perturb(
         for variants, removed in ((alone, batch.rankable & ~top), (without, top)):
             variants.append(remove(batch, not_all(removed, importance, batch, removal, sees), removal))
     same = np.diff(np.stack(counts, 1), axis=1) == 0
-    return Perturbed(alone, without, same if removal.rounding == "down" else None)
+    return alone, without, same if removal.rounding == "down" else None
 
 
 def faithfulness_of(
@@ -297,7 +283,7 @@ class Agreement:
 
 
 def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
-    """Score one ranking against one rationale (0 or 1 per token, at least one 1).
+    """Score one ranking against one rationale, which has 0 or 1 per token and at least one 1.
 
     >>> agreement([0.1, 0.6, 0.3], [0, 1, 1])
     Agreement(auprc=1.0, token_f1=1.0, span_precision=1.0, span_recall=1.0)
@@ -363,8 +349,8 @@ def spans(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
     [(0, 2), (3, 4)]
     """
     change = np.diff(np.concatenate([[0], chosen.astype(np.int8), [0]]))
-    starts, ends = np.flatnonzero(change == 1), np.flatnonzero(change == -1)
-    return [(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
+    starts, ends = (np.flatnonzero(change == step).tolist() for step in (1, -1))
+    return list(zip(starts, ends, strict=True))
 
 
 def _best_overlap(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> float:
