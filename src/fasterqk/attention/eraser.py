@@ -12,7 +12,6 @@ The unit is the model's token; special tokens are left out.
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasterqk.attention.faithfulness import CONVENTIONS, spans, top_tokens
+from fasterqk.attention.instances import Instance
 from fasterqk.errors import InputError
 from fasterqk.files import check_output, write_text
 
@@ -41,26 +41,30 @@ def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[
     text. ERASER cannot score predictions that name a class no instance has (:func:`unscorable_class`); in
     that case only the rationales are written.
     """
-    target, test, documents, rationales, rated_test = eraser_paths(path)
-    _check_ids(measurement)
-    rated = [number for number, x in enumerate(measurement.instances) if x.rationale.any()]
-    unrated = [number for number, x in enumerate(measurement.instances) if not x.rationale.any()]
-    everything = rated + unrated
-    scorable = unscorable_class(measurement) is None
-    predictions = [_rationales(measurement, number, soft=not unrated) for number in everything]
-    if scorable:
-        for prediction, number in zip(predictions, everything, strict=True):
+    paths, instances = eraser_paths(path), measurement.instances
+    (name, count), *_ = Counter(instance.id for instance in instances).most_common(1)
+    if count > 1:
+        raise InputError(
+            f"two instances have the id {name!r}; ERASER tells instances apart by their id, so give each its"
+            " own: Instance(..., id='1')"
+        )
+    order = sorted(range(len(instances)), key=lambda number: not instances[number].rationale.any())
+    rated = [number for number in order if instances[number].rationale.any()]
+    predictions = [_rationales(measurement, number, soft=len(rated) == len(order)) for number in order]
+    if unscorable_class(measurement) is None:
+        for prediction, number in zip(predictions, order, strict=True):
             prediction |= _classified(measurement, number)
-    annotations = [_annotation(measurement, number) for number in everything]
-    written = [
-        _write_lines(target, predictions),
-        _write_lines(test, annotations),
-        _write_lines(documents, (_document(measurement, number) for number in everything)),
+    annotations = [_annotation(measurement, number) for number in order]
+    documents = [
+        {"docid": instances[number].id, "document": " ".join(_pieces(instances[number]))} for number in order
     ]
-    if rated:
-        alone = (_rationales(measurement, number, soft=True) for number in rated)
-        written += [_write_lines(rationales, alone), _write_lines(rated_test, annotations[: len(rated)])]
-    return written
+    alone = [_rationales(measurement, number, soft=True) for number in rated]
+    files = (predictions, annotations, documents, alone, annotations[: len(rated)])
+    return [
+        write_text(target, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+        for target, lines in zip(paths, files, strict=True)
+        if lines
+    ]
 
 
 def eraser_paths(path: str | PathLike[str]) -> tuple[Path, Path, Path, Path, Path]:
@@ -99,15 +103,6 @@ def unscorable_class(measurement: "Measurement") -> str | None:
     return measurement.classes[wrong[0]] if wrong else None
 
 
-def _check_ids(measurement: "Measurement") -> None:
-    (name, count), *_ = Counter(instance.id for instance in measurement.instances).most_common(1)
-    if count > 1:
-        raise InputError(
-            f"two instances have the id {name!r}; ERASER tells instances apart by their id, so give each its"
-            " own: Instance(..., id='1')"
-        )
-
-
 def _rationales(measurement: "Measurement", number: int, *, soft: bool) -> dict[str, Any]:
     instance = measurement.instances[number]
     importance, rationale = measurement.importance[number][instance.rankable], instance.rationale
@@ -121,32 +116,32 @@ def _rationales(measurement: "Measurement", number: int, *, soft: bool) -> dict[
 
 
 def _classified(measurement: "Measurement", number: int) -> dict[str, Any]:
-    scores = measurement.faithfulness
+    scores, names = measurement.faithfulness, measurement.outcomes
+
+    def by_class(outcomes: NDArray[np.float64]) -> dict[str, float]:
+        return dict(zip(names, outcomes.tolist(), strict=True))
+
+    classified: dict[str, Any] = {
+        "classification": names[int(scores.predicted[number])],
+        "classification_scores": by_class(scores.whole[number]),
+    }
     perturbed = [
         {
-            "sufficiency_classification_scores": _named(measurement, scores.sufficient[number, place]),
-            "comprehensiveness_classification_scores": _named(
-                measurement, scores.comprehensive[number, place]
-            ),
+            "sufficiency_classification_scores": by_class(scores.sufficient[number, place]),
+            "comprehensiveness_classification_scores": by_class(scores.comprehensive[number, place]),
         }
         for place in range(len(scores.percents))
     ]
-    whole = {
-        "classification": measurement.outcomes[int(scores.predicted[number])],
-        "classification_scores": _named(measurement, scores.whole[number]),
-    }
-    if not perturbed:
-        return whole
-    thresholded = [
-        {"threshold": percent / 100, **outcomes}
-        for percent, outcomes in zip(scores.percents, perturbed, strict=True)
-    ]
-    return {**whole, **perturbed[0], "thresholded_scores": thresholded}
+    if perturbed:
+        thresholds = zip(scores.percents, perturbed, strict=True)
+        classified |= perturbed[0]
+        classified["thresholded_scores"] = [{"threshold": k / 100, **outcomes} for k, outcomes in thresholds]
+    return classified
 
 
 def _annotation(measurement: "Measurement", number: int) -> dict[str, Any]:
     instance = measurement.instances[number]
-    pieces = _pieces(measurement, number)
+    pieces = _pieces(instance)
     groups = [
         [{"docid": instance.id, "text": " ".join(pieces[span["start_token"] : span["end_token"]]), **span}]
         for span in _evidence(instance.rationale)
@@ -160,24 +155,11 @@ def _annotation(measurement: "Measurement", number: int) -> dict[str, Any]:
     }
 
 
-def _document(measurement: "Measurement", number: int) -> dict[str, str]:
-    return {"docid": measurement.instances[number].id, "document": " ".join(_pieces(measurement, number))}
-
-
-def _pieces(measurement: "Measurement", number: int) -> list[str]:
+def _pieces(instance: Instance) -> list[str]:
     """The ranked tokens as text without white space, because ERASER splits documents at blanks."""
-    instance = measurement.instances[number]
     ranked = [piece for piece, may in zip(instance.texts_of_tokens, instance.rankable, strict=True) if may]
     return ["".join(piece.split()) or "▁" for piece in ranked]
 
 
 def _evidence(chosen: NDArray[np.bool_]) -> list[dict[str, int]]:
     return [{"start_token": start, "end_token": end} for start, end in spans(chosen)]
-
-
-def _named(measurement: "Measurement", values: NDArray[np.float64]) -> dict[str, float]:
-    return dict(zip(measurement.outcomes, values.tolist(), strict=True))
-
-
-def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> Path:
-    return write_text(path, "".join(json.dumps(record, sort_keys=True) + "\n" for record in records))

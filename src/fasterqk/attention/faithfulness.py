@@ -178,8 +178,8 @@ def perturb(
 ) -> tuple[list[Batch], list[Batch], NDArray[np.bool_] | None]:
     """The variants to predict: for each k the top tokens alone, and the batch without them.
 
-    ``sees`` ``(batch, token)`` are the tokens that the read position may see, by default all. The third entry,
-    ``(instance, k)``, marks each k, rounded down, that adds no token to the k before it.
+    ``sees`` ``(batch, token)`` are the tokens that the read position may see, by default all. If k% is
+    rounded down, the third entry ``(instance, k)`` marks each k that adds no token to the k before it.
     """
     importance = np.asarray(importance, dtype=float)
     if importance.shape != batch.tokens.shape:

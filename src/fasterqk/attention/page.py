@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,8 +223,8 @@ def legend_html(measurement: "Measurement") -> str:
 
 def instance_html(measurement: "Measurement", number: int) -> str:
     """One instance with tokens shaded by every importance, side by side; its rationale is underlined."""
-    panels = "".join(_panel(measurement, number, name) for name in measurement.rankings)
-    return _shown_html(measurement.instances[number].id, _answer(measurement, number), panels)
+    panels = [_panel(measurement, number, name) for name in measurement.rankings]
+    return _side_by_side(measurement.instances[number].id, _answer(measurement, number), panels)
 
 
 def _both_html(models: Mapping[str, Measured]) -> str:
@@ -246,7 +247,7 @@ def _both_html(models: Mapping[str, Measured]) -> str:
             for name, x in pair.items()
         ]
         both = " and ".join(format_score(score, x[number]) for x in (before, after))
-        texts.append(_shown_html(first.instances[number].id, f"{score.title}: {both}", "".join(panels)))
+        texts.append(_side_by_side(first.instances[number].id, f"{score.title}: {both}", panels))
     return (
         "<h2>The same texts under both models</h2>\n<p>Those that gain and lose most in"
         f" {escape(score.title)}.</p>\n{legend_html(first)}\n" + "\n".join(texts)
@@ -265,40 +266,34 @@ def _answer(measurement: "Measurement", number: int) -> str:
     return answer
 
 
-def _shown_html(name: str, text: str, panels: str) -> str:
+def _side_by_side(name: str, text: str, panels: Sequence[str]) -> str:
     return (
         f'<div style="margin:0 0 1.2em"><div><b>{escape(name)}</b> {escape(text)}</div>'
-        f'<div style="{_GRID}">{panels}</div></div>'
+        f'<div style="{_GRID}">{"".join(panels)}</div></div>'
     )
 
 
 def _panel(measurement: "Measurement", number: int, name: str, title: str | None = None) -> str:
     """The text shaded by one importance; how much of it special tokens have, which are never shaded."""
-    sizes = np.abs(measurement.rankings[name].importance[number])
-    special = float(sizes[~measurement.instances[number].rankable].sum() / (sizes.sum() or 1))
+    instance, importance = measurement.instances[number], measurement.rankings[name].importance[number]
+    sizes = np.abs(importance)
+    special = float(sizes[~instance.rankable].sum() / (sizes.sum() or 1))
     share = f", {special:.0%} on special tokens" if special else ""
+    # Special tokens are never ranked, so they do not set the scale.
+    shares = np.clip(importance / (sizes[instance.rankable].max(initial=0) or 1), -1, 1) * instance.rankable
+    words = ""
+    tokens = zip(_written(instance), importance, shares, instance.relevance, strict=True)
+    for (before, piece), value, shade, relevance in islice(tokens, TOKENS_SHOWN):
+        line = ";text-decoration:underline" if relevance >= RATIONALE_FROM else ""
+        words += (
+            f'{escape(before)}<span title="{value:.3g}" style="{_shade(shade)}{line}">{escape(piece)}</span>'
+        )
+    rest = f" and {len(sizes) - TOKENS_SHOWN} more" if len(sizes) > TOKENS_SHOWN else ""
     return (
         '<div style="min-width:0"><div style="font-size:.8em;opacity:.75">'
         f"<span>{escape(title or name)}</span>{share}</div>"
-        '<div style="line-height:1.7;overflow-wrap:anywhere">'
-        f"{_tokens(measurement, number, name)}</div></div>"
+        f'<div style="line-height:1.7;overflow-wrap:anywhere">{words}{rest}</div></div>'
     )
-
-
-def _tokens(measurement: "Measurement", number: int, name: str) -> str:
-    instance = measurement.instances[number]
-    importance = measurement.rankings[name].importance[number]
-    # Special tokens are never ranked, so they do not set the scale.
-    ranked = np.abs(importance[instance.rankable])
-    top = float(ranked.max()) if ranked.size and ranked.max() > 0 else 1.0
-    words = [
-        escape(before) + _token(piece, float(np.clip(value / top, -1, 1)) if may else 0.0, relevance, value)
-        for (before, piece), value, relevance, may in zip(
-            _written(instance), importance, instance.relevance, instance.rankable, strict=True
-        )
-    ]
-    rest = "" if len(words) <= TOKENS_SHOWN else f" and {len(words) - TOKENS_SHOWN} more"
-    return "".join(words[:TOKENS_SHOWN]) + rest
 
 
 def _written(instance: Instance) -> list[tuple[str, str]]:
@@ -321,11 +316,6 @@ def _written(instance: Instance) -> list[tuple[str, str]]:
         written.append((gap + text[ends[part] : begin], shown))
         ends[part], gap = max(end, ends[part]), ""
     return written
-
-
-def _token(piece: str, share: float, relevance: float, value: float) -> str:
-    line = ";text-decoration:underline" if relevance >= RATIONALE_FROM else ""
-    return f'<span title="{value:.3g}" style="{_shade(share)}{line}">{escape(piece)}</span>'
 
 
 def _shade(share: float) -> str:
