@@ -35,7 +35,7 @@ _LABELS = {"k": "k %", "low": "95% from", "high": "to", "null error": "standard 
 _NULLS = {
     "null": "the same score of attention that is uniform over what each row may see, or of a random ranking",
     "sharp null": "the same score if all attention is on one random token",
-    "permuted null": "the same score if the model's own weights are dealt out anew to the tokens",
+    "permuted null": "the same score with the model's own weights randomly permuted over the tokens",
     "wins": "the share of random rankings that the ranking beats, text by text; ties count half",
     "95% from, to": "bootstrap interval over the instances; each holds for its own score, without correction"
     " for the number of scores",
@@ -43,8 +43,8 @@ _NULLS = {
 }
 _INTRODUCTION = (
     "Does the model look at the tokens that matter, is that why it predicts what it predicts, and would "
-    "people have pointed at the same tokens? Every score stands beside its null, what a blind ranking or "
-    "uniform attention gets. Intervals are of single scores, not corrected for their number."
+    "people have pointed at the same tokens? Every score stands beside its null, that of a blind ranking or "
+    "of uniform attention. Intervals hold for single scores and are not corrected for their number."
 )
 
 
@@ -83,7 +83,8 @@ def save_measured(
 def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] | None) -> str:
     """The page as text: every score beside its null, and single instances with shaded tokens."""
     names = list(models)
-    parts = [f'<header>\n<p class="kicker">fasterqk measure</p>\n<h1>{escape(" and ".join(names))}</h1>']
+    title = " and ".join(names)
+    parts = [f'<header>\n<p class="kicker">fasterqk measure</p>\n<h1>{escape(title)}</h1>']
     parts.append(f"<p>{_INTRODUCTION}</p>\n</header>")
     if difference:
         parts.append(
@@ -95,11 +96,9 @@ def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] 
     for name, measured in models.items():
         heading = f'<h2 class="model">{escape(name)}</h2>\n' if len(models) > 1 else ""
         origin = f" Model <code>{escape(measured.model)}</code>, data <code>{escape(measured.data)}</code>."
-        content = _sections(measured, "h2", origin)
-        parts.append(f"<section>\n{heading}{content}\n</section>")
-    title = f"{' and '.join(names)}: attention and faithfulness"
+        parts.append(f"<section>\n{heading}{_sections(measured, 'h2', origin)}\n</section>")
     body = "<main>\n" + "\n".join(parts) + "\n</main>\n"
-    return page_html(title, body, styles=("base.css", "measurement.css"))
+    return page_html(f"{title}: attention and faithfulness", body, styles=("base.css", "measurement.css"))
 
 
 def measurement_html(measurement: "Measurement", intervals: Mapping[str, Bounds] | None = None) -> str:
@@ -108,7 +107,7 @@ def measurement_html(measurement: "Measurement", intervals: Mapping[str, Bounds]
 
 
 def _sections(measured: Measured, level: str, origin: str = "") -> str:
-    """What there is to show, each part under a heading of this ``level``; all functions escape their data."""
+    """Tables and texts, each part under a heading of this ``level``; all functions escape their data."""
     measurement = measured.measurement
     tables = measurement.tables(measured.intervals)
     sections = {
@@ -165,7 +164,7 @@ def _score(row: Mapping[str, Any]) -> Score | None:
 
 
 def _definitions(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the scores of a table mean, folded."""
+    """The meaning of the scores of a table, folded."""
     scores = dict.fromkeys(score for row in rows if (score := _score(row)))
     terms = {
         score.title: score.description + (f"; {score.better} is better" if score.better else "")
@@ -255,7 +254,7 @@ def _both_html(models: Mapping[str, Measured]) -> str:
 
 
 def _answer(measurement: "Measurement", number: int) -> str:
-    """What the model answers, with the probabilities of its prediction and of the label."""
+    """The model's answer, with the probabilities of its prediction and of the label."""
     whole, label = measurement.faithfulness.whole[number], measurement.instances[number].label
     answer = f"p = {float(measurement.columns['probability'][number]):.3f}"
     if measurement.classes and label is not None:
