@@ -6,6 +6,7 @@ The user's data are examples, JSON lines with words or text. A tokenizer turns e
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from os import PathLike
 from typing import Any
 
@@ -37,8 +38,8 @@ class Instance:
         rated: Whether the data says which tokens are relevant (possibly none).
         texts: The tokenized text, or pair of texts.
         words: The words of the data, if it has words.
-        places: Where each token stands, ``(token, 3)``: in which text (-1 for special tokens), from and up to
-            which character.
+        places: The place of each token, ``(token, 3)``: its text (-1 for special tokens), its first character
+            and the one after its last.
         relevance_cut: Whether everything relevant lay in the part of the text that was cut.
         types: Which text of a pair each token belongs to, for models with token types.
         followed: The class whose probability is followed when tokens are removed; None for the predicted one.
@@ -211,10 +212,10 @@ class Example:
     """One line of the user's file, checked.
 
     ``relevant`` holds ``(start, end, weight)`` in characters of ``text``. If the line gave ``tokens``,
-    ``words`` keeps them and ``text`` joins them by blanks. ``rated`` is False if the line does not say what
-    is relevant. ``pair`` is a second text, with its own relevant parts. ``several`` says that the line has
-    more labels than this one. ``separator`` stands between text and target; None for a blank where the script
-    has blanks. ``where`` is the location of the line for error messages.
+    ``words`` keeps them and ``text`` joins them by blanks. ``rated`` is False if the line does not
+    mark relevance. ``pair`` is a second text, with its own relevant parts. ``several`` says that the line has
+    more labels than this one. ``separator`` joins text and target; None for a blank where the script has
+    blanks. ``where`` is the location of the line for error messages.
     """
 
     id: str
@@ -337,9 +338,11 @@ def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Exam
     words, relevance = None, None
     if "tokens" in record:
         words = _words(record["tokens"], where)
-        weights = record.get("relevance", [0] * len(words))
-        relevance = _relevance(weights, len(words), where)
-        text, relevant = " ".join(words), _word_spans(words, relevance)
+        relevance = _relevance(record.get("relevance", [0] * len(words)), len(words), where)
+        starts = accumulate((len(word) + 1 for word in words), initial=0)
+        spans = zip(starts, words, relevance, strict=False)
+        relevant = tuple((start, start + len(word), weight) for start, word, weight in spans if weight > 0)
+        text = " ".join(words)
     else:
         text = _text(record["text"], "text", where)
         relevant = _character_spans(record.get("spans", []), text, where)
@@ -354,9 +357,8 @@ def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Exam
         raise InputError(f"{where}: 'separator' is {separator!r}; give the text between 'text' and 'target'")
     name = str(record.get("id", number))
     rated = any(field in record for field in ("relevance", "spans", "spans_pair"))
-    answer = label, target, where
-    example = Example(name, text, relevant, *answer, words, relevance, rated, pair, pair_relevant)
-    return replace(example, separator=separator)
+    texts = words, relevance, rated, pair, pair_relevant
+    return Example(name, text, relevant, label, target, where, *texts, separator=separator)
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -387,15 +389,6 @@ def _relevance(value: Any, count: int, where: str) -> tuple[float, ...]:
     return tuple(float(number) for number in value)
 
 
-def _word_spans(words: tuple[str, ...], relevance: tuple[float, ...]) -> tuple[tuple[int, int, float], ...]:
-    spans, start = [], 0
-    for word, weight in zip(words, relevance, strict=True):
-        if weight > 0:
-            spans.append((start, start + len(word), weight))
-        start += len(word) + 1
-    return tuple(spans)
-
-
 def _character_spans(value: Any, text: str, where: str) -> tuple[tuple[int, int, float], ...]:
     if not isinstance(value, list):
         raise InputError(f"{where}: 'spans' is {value!r}; give a list of [start, end] in characters")
@@ -424,22 +417,22 @@ def encode_for_classifier(
     probability of its own.
     """
     labels = [_label(example, classes) for example in examples]
+    for example in examples:
+        if example.several and not multi_label:
+            raise InputError(
+                f"{example.where}: several labels, but a text has one of the model's classes; only models"
+                " with problem_type multi_label_classification have several"
+            )
     instances: dict[int, Instance] = {}
     for paired in (False, True):
         rows = [row for row, example in enumerate(examples) if (example.pair is not None) == paired]
         if not rows:
             continue
-        texts, pairs = [examples[row].text for row in rows], [examples[row].pair for row in rows]
-        options = {"text_pair": pairs} if paired else {}
+        options = {"text_pair": [examples[row].pair for row in rows]} if paired else {}
+        texts = [examples[row].text for row in rows]
         encoded = _encode(tokenizer, texts, truncation=True, max_length=limit, **options)
         for place, row in enumerate(rows):
-            example = examples[row]
-            if example.several and not multi_label:
-                raise InputError(
-                    f"{example.where}: several labels, but a text has one of the model's classes; only models"
-                    " with problem_type multi_label_classification have several"
-                )
-            instance = _classified(example, tokenizer, encoded, place)
+            instance = _classified(examples[row], tokenizer, encoded, place)
             followed = labels[row] if multi_label else None
             instances[row] = replace(instance, label=labels[row], followed=followed)
     return [instances[row] for row in range(len(examples))]
@@ -465,7 +458,6 @@ def _classified(example: Example, tokenizer: Any, encoded: Any, row: int) -> Ins
         ~special,
         relevance,
         pieces=pieces,
-        id=example.id,
         truncated=cut,
         relevance_cut=lost,
         places=_places(offsets, special, part),
@@ -511,21 +503,20 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
         pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
         relevance = _token_relevance(example, offsets.tolist(), pieces) * ~special
         prompt = tokens[:start], ~special[:start], relevance[:start]
-        instance = Instance(
-            *prompt, target=tokens[of_target], pieces=pieces[:start], id=example.id, **_origin(example)
-        )
-        instances.append(replace(instance, places=_places(offsets, special)[:start]))
+        places = _places(offsets, special)[:start]
+        answer = {"target": tokens[of_target], "pieces": pieces[:start], "places": places}
+        instances.append(Instance(*prompt, **answer, **_origin(example)))
     return instances
 
 
 def _origin(example: Example) -> dict[str, Any]:
     """The fields that an instance takes over from its example."""
     texts = (example.text,) if example.pair is None else (example.text, example.pair)
-    return {"rated": example.rated, "texts": texts, "words": example.words}
+    return {"id": example.id, "rated": example.rated, "texts": texts, "words": example.words}
 
 
 def _places(offsets: Any, special: NDArray[np.bool_], part: ArrayLike = 0) -> NDArray[np.int64]:
-    """Where each token stands: in which text (-1 for special tokens), from and up to which character."""
+    """The place of each token: its text (-1 for special tokens), first character and end, ``(token, 3)``."""
     ends = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     return np.column_stack([np.where(special, -1, part), ends])
 
@@ -573,7 +564,7 @@ def _token_relevance(
 
 
 def _separator(example: Example) -> str:
-    """What stands between the text and the target."""
+    """The text between prompt and target."""
     if example.separator is not None:
         return example.separator
     touching = example.text[-1] + str(example.target)[0]
