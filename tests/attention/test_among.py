@@ -97,6 +97,17 @@ def test_the_first_token_of_a_causal_model_is_not_among_the_words(small_model, s
     assert any("in 1 of 1 instances the first token is relevant" in note for note in lost.notes)
 
 
+def test_rounding_is_no_disagreement_between_mrta_and_mrta_among_words(small_model, some_instances):
+    found = measure(small_model(), some_instances())
+    for sign in (1e-6, 1e-2):
+        columns = dict(found.columns)
+        for name in ("mass", "mrta_among_words"):
+            columns[name] = columns[f"null_{name}"] + sign
+            sign = -sign
+        said = any("but not among words" in note for note in replace(found, columns=columns).notes)
+        assert said == (abs(sign) > 1e-4)
+
+
 def test_unknown_tokens_to_be_among():
     with pytest.raises(InputError, match="among is 'letters'; choose from all, words"):
         Aggregation(among="letters")

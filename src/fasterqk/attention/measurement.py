@@ -17,15 +17,22 @@ from fasterqk.attention._importance import kendall_tau
 from fasterqk.attention.aggregation import NullMass, null_scores
 from fasterqk.attention.faithfulness import Agreement, Faithfulness, agreement
 from fasterqk.attention.instances import Instance
-from fasterqk.attention.scores import DTAP_EDGES, SCORES, STRONGER_NULLS, ScoreName, dtap_lines, summarize
-from fasterqk.attention.statistics import with_iou_f1
+from fasterqk.attention.scores import (
+    DTAP_EDGES,
+    ROUNDING,
+    SCORES,
+    STRONGER_NULLS,
+    ScoreName,
+    dtap_lines,
+    summarize,
+)
+from fasterqk.attention.statistics import SPANS, with_iou_f1
 from fasterqk.errors import InputError
 
 Numbers = NDArray[np.float64]
 LEAVE_ONE_OUT = "leave_one_out"
 TAU = "tau_leave_one_out"
 _PLAUSIBILITY = ("auprc", "token_f1", "token_iou")
-_SPANS = ("span_precision", "span_recall")
 KINDS = ("sufficiency", "comprehensiveness")
 # The tables, as the terminal and the page call them.
 _TITLES = {
@@ -80,8 +87,8 @@ class Measurement(Rowwise):
     ``rankings`` holds every importance by name, the model's attention (or gradient) first; ``random`` holds
     the random rankings, if any were drawn. ``layers`` has the numbers of each layer, and ``average`` those of
     their mean, if they were asked for. ``heads`` has mass and entropy of each head and, last, of uniform
-    attention, ``(instance, 2, layer, head)``. ``others`` are the same with tokens removed in other ways.
-    ``titles`` are those of the tables.
+    attention, ``(instance, 2, layer, head)``. ``others`` are measurements with tokens removed in other ways.
+    ``titles`` are the titles of the tables.
     """
 
     titles: ClassVar[Mapping[str, str]] = _TITLES
@@ -112,7 +119,7 @@ class Measurement(Rowwise):
 
     @cached_property
     def relevant(self) -> NDArray[np.bool_]:
-        """Which instances have relevant tokens, ``(instance,)``."""
+        """Whether each instance has relevant tokens, ``(instance,)``."""
         return np.array([instance.relevant for instance in self.instances])
 
     @property
@@ -139,13 +146,11 @@ class Measurement(Rowwise):
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the scores has to know: what was found before measuring, and where attention lies
-        besides the words."""
+        """Notes for readers of the scores: those of the self-check, and on attention outside the words."""
         notes, how = list(self.settings["notes"]), self.settings["aggregation"]
         for name, tokens in {"special": "special tokens", "first_token": "the first token"}.items():
-            if f"{name}_share" not in self.columns:
-                continue
-            share, null = (float(self.columns[f"{prefix}{name}_share"].mean()) for prefix in ("", "null_"))
+            columns = [self.columns.get(f"{prefix}{name}_share", np.zeros(1)) for prefix in ("", "null_")]
+            share, null = (float(column.mean()) for column in columns)
             if not share and not null:
                 continue
             notes.append(
@@ -159,7 +164,8 @@ class Measurement(Rowwise):
         names = ("mass", "null_mass", "mrta_among_words", "null_mrta_among_words")
         if all(name in self.columns for name in names) and self.relevant.any():
             mass, null, words, null_words = (self.columns[name][self.relevant].mean() for name in names)
-            if (mass - null) * (words - null_words) < 0:
+            apart = min(abs(mass - null), abs(words - null_words)) > ROUNDING
+            if apart and (mass < null) != (words < null_words):
                 notes.append(
                     f"MRTA is {'below' if mass < null else 'above'} its null ({mass:.2g} against {null:.2g}),"
                     f" but not among words ({words:.2g} against {null_words:.2g}): special tokens"
@@ -254,12 +260,9 @@ class Measurement(Rowwise):
     def ranking_scores(self, ranking: Ranking, sample: int | None = None) -> dict[str, float | None]:
         """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
         values = self.instance_ranking_scores(ranking, sample)
-        means: dict[str, float | None] = {name: _mean_of(column) for name, column in values.items()}
-        rated = {name: means.get(name) for name in _PLAUSIBILITY}
-        spans = {name: means.pop(name) for name in _SPANS if name in means}
-        rated["iou_f1"] = float(with_iou_f1(spans)["iou_f1"]) if spans else None
-        means = {name: value for name, value in means.items() if name not in (*rated, TAU)} | rated
-        return means | ({TAU: _mean_of(values[TAU])} if TAU in values else {})
+        undefined = dict.fromkeys((*_PLAUSIBILITY, "iou_f1"))
+        means = with_iou_f1(undefined | {name: _mean_of(column) for name, column in values.items()})
+        return {name: None if value is None else float(value) for name, value in means.items()}
 
     # --- Instance by instance ---
 
@@ -301,7 +304,7 @@ class Measurement(Rowwise):
             if self.random and not any(ranking is draw for draw in self.random):
                 by_name |= {f"wins_{kind}": self._wins(kind, by_name[f"aopc_{kind}"]) for kind in kinds}
         agreements = self.agreements(ranking.importance, sample)
-        for name in (*_PLAUSIBILITY, *_SPANS) if agreements else ():
+        for name in (*_PLAUSIBILITY, *SPANS) if agreements else ():
             by_name[name] = np.full(len(self.instances), np.nan)
             by_name[name][list(agreements)] = [getattr(x, name) for x in agreements.values()]
         if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
@@ -359,7 +362,7 @@ class Measurement(Rowwise):
         both ends of each score's interval. ``names`` are the scores, by default those of all tables.
         """
         summary, by_name = self.at_defaults, self.instance_scores()
-        by_name["iou_f1"] = by_name.get(_SPANS[0], np.empty(0))
+        by_name["iou_f1"] = by_name.get(SPANS[0], np.empty(0))
         rows = []
         for flat_name, value in summary.scores.items():
             name = ScoreName.parse(flat_name)
@@ -446,7 +449,7 @@ class Measurement(Rowwise):
         for name in names:
             values = {ranking: scores.get(name) for ranking, scores in summary.rankings.items()}
             if any(value is not None for value in values.values()):
-                column = _SPANS[0] if name == "iou_f1" else name
+                column = SPANS[0] if name == "iou_f1" else name
                 count = max(int((~np.isnan(x[column])).sum()) for x in values_of if column in x)
                 row = {**ScoreName.parse(name).row, "n": count, **values}
                 rows.append(row | ({"random": summary.null.get(name)} if self.random else {}))

@@ -274,7 +274,7 @@ RESAMPLES = 1000
 MOST_RESAMPLES, MOST_DRAWS = 100_000, 1000
 # The most counts (resamples times instances) held at once.
 _AT_ONCE = 2**22
-_SPANS = ("span_precision", "span_recall")
+SPANS = ("span_precision", "span_recall")
 
 
 @dataclass(frozen=True)
@@ -396,9 +396,9 @@ def _means(table: Mapping[str, Numbers]) -> dict[str, float]:
 
 def with_iou_f1(means: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the averages of span precision and recall by ``iou_f1``, their F1, in registry order."""
-    scores = {name: value for name, value in means.items() if name not in _SPANS}
-    if all(name in means for name in _SPANS):
-        precision, recall = (np.asarray(means[name], dtype=float) for name in _SPANS)
+    scores = {name: value for name, value in means.items() if name not in SPANS}
+    if all(name in means for name in SPANS):
+        precision, recall = (np.asarray(means[name], dtype=float) for name in SPANS)
         total = precision + recall
         scores["iou_f1"] = np.divide(2 * precision * recall, total, out=np.zeros_like(total), where=total > 0)
     registered = list(SCORES)
