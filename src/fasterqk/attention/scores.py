@@ -116,14 +116,13 @@ def summarize(
     (0.5, 50.0, 50.0, 0.0)
     """
     thresholds = (mass_threshold, probability_threshold)
-    null: dict[str, float | None] = {"mrta": None, "ac": None, "acmc": None}
-    if null_mass is not None:
-        null.update(_three_scores(null_mass, probability, *thresholds))
+    scores = _three_scores(mass, probability, *thresholds)
+    undefined = dict.fromkeys(scores)
     return {
-        **_three_scores(mass, probability, *thresholds),
+        **scores,
         "dtap": dtap(mass, probability, edges),
         "dtap_edges": [float(edge) for edge in edges],
-        "null": null,
+        "null": undefined if null_mass is None else _three_scores(null_mass, probability, *thresholds),
     }
 
 
@@ -131,15 +130,17 @@ def dtap(mass: ArrayLike, probability: ArrayLike, edges: Sequence[float] = DTAP_
     """The distinct-token attention-prediction table in percent; the cells sum to 100.
 
     ``dtap[i][j]`` counts instances with probability in ``[edges[i], edges[i+1])`` and mass in
-    ``[edges[j], edges[j+1])``; the last interval is closed, and holds masses above one too (the
-    maximum over layers is not renormalised, so it can exceed one).
+    ``[edges[j], edges[j+1])``. The last interval is closed and also holds masses above one, which the
+    maximum over layers can have.
     """
     borders = _checked_edges(edges)
     masses, probabilities = _checked_pair(mass, probability)
-    rows = _interval_of(probabilities, borders)
-    columns = _interval_of(masses, borders)
+    places = tuple(
+        np.clip(np.searchsorted(borders, values, side="right") - 1, 0, borders.size - 2)
+        for values in (probabilities, masses)
+    )
     table = np.zeros((len(borders) - 1, len(borders) - 1))
-    np.add.at(table, (rows, columns), 1.0)
+    np.add.at(table, places, 1.0)
     cells: list[list[float]] = (100.0 * table / masses.size).tolist()
     return cells
 
@@ -175,10 +176,6 @@ def _three_scores(
         "ac": 100.0 * float(reached.mean()),
         "acmc": 100.0 * float((reached & (probabilities >= probability_threshold)).mean()),
     }
-
-
-def _interval_of(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.intp]:
-    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, edges.size - 2)
 
 
 def _checked_pair(mass: ArrayLike, probability: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -251,7 +248,7 @@ class Score:
     Arguments:
         name: Its name in flat records.
         title: Its name in tables.
-        description: One line on what it is.
+        description: Its definition in one line.
         low: Its lower bound; None if it has none.
         high: Its upper bound; None if it has none.
         better: Whether a good model has a ``higher`` or ``lower`` score; None for neither.
@@ -288,8 +285,7 @@ class Score:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "column", self.column or self.name)
-        if self.per_k:
-            object.__setattr__(self, "group", self.name)
+        object.__setattr__(self, "group", self.name if self.per_k else self.group)
 
 
 # Nulls of mass besides uniform attention, with their titles in tables; `aggregation.py` computes them.
@@ -445,10 +441,9 @@ class ScoreName:
     @classmethod
     def parse(cls, flat_name: str) -> "ScoreName":
         """The parts of ``flat_name``; an :class:`InputError` if it is not the name of a score."""
-        name = cls.find(flat_name)
-        if name is None:
-            raise InputError(f"no score is called {flat_name!r}; the registry has {', '.join(SCORES)}")
-        return name
+        if name := cls.find(flat_name):
+            return name
+        raise InputError(f"no score is called {flat_name!r}; the registry has {', '.join(SCORES)}")
 
     @property
     def title(self) -> str:
@@ -503,7 +498,7 @@ def format_score(score: Score, value: float | None) -> str:
 
 
 def table_scores(flat_names: Iterable[str]) -> list[str]:
-    """Those of the flat names that tables show, in the order of the registry.
+    """The flat names that tables show, in the order of the registry.
 
     The stronger nulls of a score follow it: they depend on the model and are compared like the score.
 
