@@ -37,28 +37,21 @@ ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, eq=False)
 class ReadRows:
-    """The rows of one batch that predict; ``instance`` says which instance each row belongs to.
+    """The rows of one batch that predict: the model's, and the ``null`` of uniform attention.
 
-    ``weights`` and ``null_weights`` ``(row, key)`` are aggregated; ``attention`` holds the weights of every
-    requested aggregation. ``layers`` ``(row, head, key)``, ``allowed`` ``(row, key)`` and the ``uniform``
-    attention over what is allowed ``(row, 1, key)`` have one entry per layer. Keys that the model adds come
-    after the tokens.
+    ``instance`` is the place in the batch of the instance that each row belongs to, and ``position`` the
+    token at which it is read. ``attention`` has the weights ``(row, key)`` of every requested aggregation.
+    Keys that the model adds come after the tokens.
     """
 
     batch: Batch
     reading: Reading
     instance: NDArray[np.intp]
     position: NDArray[np.int64]
-    real: NDArray[np.bool_]
-    rankable: NDArray[np.bool_]
-    words: NDArray[np.bool_]
     words_alone: bool
     attention: dict[Aggregation, Numbers]
-    weights: Numbers
-    null_weights: Numbers
-    layers: list[Tensor]
-    allowed: list[Tensor]
-    uniform: list[Tensor]
+    rows: Rows
+    null: Rows
 
     @classmethod
     def of(
@@ -87,10 +80,10 @@ class ReadRows:
         many = patterns if len(patterns) == len(layers) else [*patterns] * len(layers)
         allowed = visible_pairs(reading.masks or [None] * len(layers), many, keys)
         if read_only:
-            # Rows beyond an instance's target are padding, which sees nothing.
+            # Rows beyond an instance's target are padding, which sees nothing. Equal masks stay one tensor.
             used = chosen.unsqueeze(2)
-            rows = {id(pairs): read_rows(pairs.unsqueeze(1), read)[:, 0] & used for pairs in allowed}
-            allowed = [rows[id(pairs)] for pairs in allowed]
+            seen = {id(pairs): read_rows(pairs.unsqueeze(1), read)[:, 0] & used for pairs in allowed}
+            allowed = [seen[id(pairs)] for pairs in allowed]
         instance = np.arange(len(batch)) if reading.pooled else np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
 
@@ -102,34 +95,34 @@ class ReadRows:
 
         attention = {how: as_array(taken(aggregate(layers, read, allowed, how))) for how in hows}
         null_weights = as_array(taken(aggregate_null(allowed, len(layers), read, hows[0])))
-        visible = [read_rows(pairs.unsqueeze(1), read).squeeze(1) for pairs in allowed]
-        rankable = np.pad(batch.rankable[instance], ((0, 0), (0, real.shape[1] - batch.tokens.shape[1])))
-        words = rankable & ~_first(real) if causal else rankable
+        added = (0, 0), (0, real.shape[1] - batch.tokens.shape[1])
+        relevance, rankable = (np.pad(of[instance], added) for of in (batch.relevance, batch.rankable))
+        words = rankable & (np.arange(real.shape[1]) != real.argmax(1)[:, None]) if causal else rankable
         words = np.where(words.any(1, keepdims=True), words, rankable)  # a text of one word keeps it
         for how in hows:
             if how.among == "words":
                 attention[how] = among(attention[how], words)
-        return cls(
-            batch=batch,
-            reading=reading,
-            instance=instance,
-            position=position,
-            real=real,
-            attention=attention,
-            rankable=rankable,
-            words=words,
-            words_alone=hows[0].among == "words",
-            weights=attention[hows[0]],
-            null_weights=among(null_weights, words) if hows[0].among == "words" else null_weights,
+        words_alone = hows[0].among == "words"
+        visible = [read_rows(pairs.unsqueeze(1), read).squeeze(1) for pairs in allowed]
+        rows = Rows(
+            attention[hows[0]],
+            relevance,
+            real,
+            rankable,
+            words,
             layers=[taken(read_rows(layer, read).transpose(1, 2)) for layer in layers],
             allowed=[taken(pairs.float()) > 0 for pairs in visible],
-            uniform=[taken(uniform_attention(pairs).transpose(1, 2)) for pairs in visible],
+            single=reading.single,
         )
+        uniform = [taken(uniform_attention(pairs).transpose(1, 2)) for pairs in visible]
+        null_weights = among(null_weights, words) if words_alone else null_weights
+        null = replace(rows, weights=null_weights, layers=uniform)
+        return cls(batch, reading, instance, position, words_alone, attention, rows, null)
 
     @property
     def sees(self) -> NDArray[np.bool_]:
         """The tokens that the one row of each instance sees in every layer, ``(batch, token)``."""
-        return torch.stack(self.allowed).all(0).cpu().numpy()[:, : self.batch.tokens.shape[1]]
+        return torch.stack([*self.rows.allowed]).all(0).cpu().numpy()[:, : self.batch.tokens.shape[1]]
 
     def parts(
         self, numbers: NDArray[np.intp], only: Sequence[str] | None, by_layer: bool, stronger: bool
@@ -139,79 +132,72 @@ class ReadRows:
         ``numbers`` are the places of the instances in the data. A number of an instance is the mean over its
         rows.
         """
-        relevance = self._relevance()
-        columns = self._columns(relevance, only)
-        nulls = self._nulls(self.weights, self.null_weights, relevance, numbers, stronger)
-        parts = [Rowwise(columns, nulls)]
+        parts = [
+            Rowwise(self._columns(only), self._nulls(self.rows.weights, self.null.weights, numbers, stronger))
+        ]
         if not by_layer:
             return parts
-        layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
-        uniform = [as_array(rows[:, 0]) for rows in self.uniform]
+        words, relevance = self.rows.words, self.rows.relevance
+        layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.rows.layers]
+        uniform = [as_array(layer[:, 0]) for layer in self.null.layers]
         if self.words_alone:
-            layers, uniform = ([among(rows, self.words) for rows in kind] for kind in (layers, uniform))
+            layers, uniform = ([among(rows, words) for rows in kind] for kind in (layers, uniform))
         masses: dict[str, list[Numbers]] = {"mass": [], "null_mass": []}
-        keys = relevance, self.real, self.rankable, self.words
-        rows = Rows(self.weights, *keys, (), (), self.reading.single)
-        for weights, null, layer, visible in zip(layers, uniform, self.layers, self.allowed, strict=True):
-            visible_keys = as_array(visible) * (self.words if self.words_alone else 1)
-            masses["mass"].append(self.mean(rows.mass(weights)))
+        pairs = zip(layers, uniform, self.rows.layers, self.rows.allowed, strict=True)
+        for weights, null, layer, visible in pairs:
+            visible_keys = as_array(visible) * (words if self.words_alone else 1)
+            masses["mass"].append(self.mean(self.rows.mass(weights)))
             masses["null_mass"].append(self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1)))
             columns = {name: values[-1] for name, values in masses.items()}
             columns["entropy"] = self.mean(entropy(as_array(layer)).mean(1))
             columns["null_entropy"] = self.mean(np.log(visible_keys.sum(1)))
-            parts.append(Rowwise(columns, self._nulls(weights, null, relevance, numbers, stronger)))
+            parts.append(Rowwise(columns, self._nulls(weights, null, numbers, stronger)))
         average = {name: np.mean(values, axis=0) for name, values in masses.items()}
         weights, null = np.mean(layers, axis=0), np.mean(uniform, axis=0)
-        return [*parts, Rowwise(average, self._nulls(weights, null, relevance, numbers, stronger))]
+        return [*parts, Rowwise(average, self._nulls(weights, null, numbers, stronger))]
 
-    def _columns(self, relevance: Numbers, only: Sequence[str] | None) -> dict[str, Numbers]:
+    def _columns(self, only: Sequence[str] | None) -> dict[str, Numbers]:
         """The answer, and all scores of the aggregated rows with their nulls."""
         answer = self.reading.answer
         columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
-        keys = relevance, self.real, self.rankable, self.words
-        rows = Rows(self.weights, *keys, self.layers, self.allowed, self.reading.single)
-        null = Rows(self.null_weights, *keys, self.uniform, self.allowed, self.reading.single)
         for score in SCORES.values():
             if score.compute and (only is None or score.name in only):
-                columns[score.column] = self.mean(score.compute(rows))
-                columns[f"null_{score.column}"] = self.mean(score.compute(null))
+                columns[score.column] = self.mean(score.compute(self.rows))
+                columns[f"null_{score.column}"] = self.mean(score.compute(self.null))
         if only is None:
-            columns["heads"] = self._heads(relevance)
+            columns["heads"] = self._heads()
         return columns
 
-    def _heads(self, relevance: Numbers) -> Numbers:
+    def _heads(self) -> Numbers:
         """Mass and entropy of every head and of uniform attention, ``(batch, 2, layer, head + 1)``.
 
         They are nan where a layer has fewer heads than another.
         """
-        most = max(layer.shape[1] for layer in self.layers)
-        values = np.full((len(relevance), 2, len(self.layers), most + 1), np.nan)
-        for number, layer_and_null in enumerate(zip(self.layers, self.uniform, strict=True)):
+        layers = self.rows.layers
+        most = max(layer.shape[1] for layer in layers)
+        values = np.full((len(self.instance), 2, len(layers), most + 1), np.nan)
+        for number, layer_and_null in enumerate(zip(layers, self.null.layers, strict=True)):
             rows = np.concatenate([as_array(rows) for rows in layer_and_null], 1)
-            rows = among(rows, self.words[:, None]) if self.words_alone else rows
+            rows = among(rows, self.rows.words[:, None]) if self.words_alone else rows
             places = [*range(rows.shape[1] - 1), most]
-            values[:, 0, number, places] = (rows * relevance[:, None]).sum(-1)
+            values[:, 0, number, places] = (rows * self.rows.relevance[:, None]).sum(-1)
             values[:, 1, number, places] = entropy(rows)
         return self.mean(values)
 
     def _nulls(
-        self, weights: Numbers, null: Numbers, relevance: Numbers, numbers: NDArray[np.intp], stronger: bool
+        self, weights: Numbers, null: Numbers, numbers: NDArray[np.intp], stronger: bool
     ) -> tuple[dict[str, NullMass], ...]:
         """The mass of each instance under the stronger nulls; empty for instances without relevant tokens."""
         masses: list[dict[str, NullMass]] = [{} for _ in numbers]
         for place, number in enumerate(numbers.tolist() if stronger else ()):
             rows = np.flatnonzero(self.instance == place)
-            if (relevance[rows] > 0).any():
+            relevance = self.rows.relevance[rows]
+            if (relevance > 0).any():
                 masses[place] = {
-                    "sharp": sharp_mass(null[rows], relevance[rows], number),
-                    "permuted": permuted_mass(weights[rows], relevance[rows], null[rows] > 0, number),
+                    "sharp": sharp_mass(null[rows], relevance, number),
+                    "permuted": permuted_mass(weights[rows], relevance, null[rows] > 0, number),
                 }
         return tuple(masses)
-
-    def _relevance(self) -> Numbers:
-        """The relevance of each key of each row, ``(row, key)``; zero for keys that the model adds."""
-        relevance = self.per_row(self.batch.relevance)
-        return np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
 
     def importance(
         self,
@@ -295,8 +281,3 @@ class ReadRows:
             row for ranking, count in pairs for row in np.broadcast_to(ranking, (count, ranking.shape[-1]))
         ]
         return padded(rows, float)[1]
-
-
-def _first(real: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The first real token of each row ``(row, token)``."""
-    return np.asarray(np.arange(real.shape[1]) == real.argmax(1)[:, None])
