@@ -108,6 +108,17 @@ def test_rounding_is_no_disagreement_between_mrta_and_mrta_among_words(small_mod
         assert said == (abs(sign) > 1e-4)
 
 
+def test_layers_of_uniform_attention_among_words_have_the_entropy_of_their_null(small_model, some_instances):
+    model, words = small_model(), Aggregation("mean", among="words")
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.q_proj.weight)
+        torch.nn.init.zeros_(layer.q_proj.bias)
+    found = measure(model, some_instances(), aggregation=words, passes=Passes(by_layer=True))
+    for layer in found.layers:
+        for name in ("entropy", "mass"):
+            assert layer.columns[name] == pytest.approx(layer.columns[f"null_{name}"], abs=1e-6)
+
+
 def test_unknown_tokens_to_be_among():
     with pytest.raises(InputError, match="among is 'letters'; choose from all, words"):
         Aggregation(among="letters")

@@ -149,7 +149,8 @@ class ReadRows:
             masses["mass"].append(self.mean(self.rows.mass(weights)))
             masses["null_mass"].append(self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1)))
             columns = {name: values[-1] for name, values in masses.items()}
-            columns["entropy"] = self.mean(entropy(as_array(layer)).mean(1))
+            heads = among(as_array(layer), words[:, None]) if self.words_alone else as_array(layer)
+            columns["entropy"] = self.mean(entropy(heads).mean(1))
             columns["null_entropy"] = self.mean(np.log(visible_keys.sum(1)))
             parts.append(Rowwise(columns, self._nulls(weights, null, numbers, stronger)))
         average = {name: np.mean(values, axis=0) for name, values in masses.items()}
