@@ -120,5 +120,5 @@ def test_layers_of_uniform_attention_among_words_have_the_entropy_of_their_null(
 
 
 def test_unknown_tokens_to_be_among():
-    with pytest.raises(InputError, match="among is 'letters'; choose from all, words"):
+    with pytest.raises(InputError, match="unknown among 'letters'; choose from all, words"):
         Aggregation(among="letters")

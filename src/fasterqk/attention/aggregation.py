@@ -43,22 +43,12 @@ class Pattern:
         return real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
 
 
-def find_patterns(
-    layers: Iterable["Layer"], masks: Sequence[Tensor | None], real: Tensor, read: Tensor
-) -> list[Pattern | None]:
-    """The pattern of each layer, guessed from its weights; None where the mask is known."""
-    return [
-        None if mask is not None else find_pattern(layer, real, read)
-        for layer, mask in zip(layers, masks, strict=True)
-    ]
-
-
 def visible_pairs(
     masks: Sequence[Tensor | None], patterns: Sequence[Pattern | None], real: Tensor
 ) -> list[Tensor]:
     """The keys that each row may see in each layer, ``(batch, query, key)``; equal ones are one tensor.
 
-    They are those of the pattern, or of the mask where there is no pattern. ``real`` is ``(batch, key)``.
+    They come from the pattern, or from the mask where there is no pattern. ``real`` is ``(batch, key)``.
     """
     both = Pattern(causal=False).pairs(real)
     sources = [pattern or mask for mask, pattern in zip(masks, patterns, strict=True)]
@@ -183,12 +173,9 @@ class Aggregation:
     among: Among = "all"
 
     def __post_init__(self) -> None:
-        if self.among not in get_args(Among):
-            raise InputError(f"among is {self.among!r}; choose from {', '.join(get_args(Among))}")
-        if self.method not in get_args(Method):
-            raise InputError(
-                f"unknown aggregation {self.method!r}; choose from {', '.join(get_args(Method))}"
-            )
+        for name, value, known in (("aggregation", self.method, Method), ("among", self.among, Among)):
+            if value not in get_args(known):
+                raise InputError(f"unknown {name} {value!r}; choose from {', '.join(get_args(known))}")
         if (self.method == "layer") != (self.layer is not None):
             raise InputError("aggregation 'layer' needs the number of a layer, the others take none")
         if not 0 <= self.residual < 1:
@@ -196,7 +183,7 @@ class Aggregation:
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> "Aggregation":
-        """Parse what a user types: ``rollout``, ``mean``, ``max``, ``last`` or ``layer:N``, from 0.
+        """Parse ``rollout``, ``mean``, ``max``, ``last`` or ``layer:N``, counted from 0.
 
         ``/head:M`` behind it, also from 0, takes one head instead of the mean over heads.
         """
@@ -299,7 +286,7 @@ def _rollout(layers: list[Layer], read: Tensor, allowed: Allowed | None, how: Ag
         pairs, passed = _allowed_in(allowed, number), torch.zeros_like(rows)
         for block, weights in _row_blocks(layers[number]):
             visible = None if pairs is None else pairs[:, block]
-            matrix = _checked(_one_head(weights, how, number), visible, number, weights.dtype)
+            matrix = _over_heads(weights, visible, how, number, weights.dtype)
             passed += torch.bmm(rows[:, :, block], matrix)
         rows = (1 - how.residual) * passed + how.residual * rows
     return rows
@@ -316,25 +303,21 @@ def _row_blocks(layer: Layer) -> Iterator[tuple[slice, Tensor]]:
 def _aggregated_heads(
     layer: Layer, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int
 ) -> Tensor:
-    rows = _one_head(read_rows(layer, read), how, number)
     visible = None if pairs is None else read_rows(pairs.unsqueeze(1), read).squeeze(1)
-    return _checked(rows, visible, number, layer.dtype)
+    return _over_heads(read_rows(layer, read), visible, how, number, layer.dtype)
 
 
-def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
-    layer = in_full_precision(layer)
-    if how.head is None:
-        return layer.mean(1)
-    if not 0 <= how.head < layer.shape[1]:
-        raise InputError(f"head {how.head} was asked for, but layer {number} has {layer.shape[1]}, from 0")
-    return layer[:, how.head]
-
-
-def _checked(matrix: Tensor, allowed: Tensor | None, number: int, dtype: torch.dtype) -> Tensor:
-    """The rows on the keys they may see, after :func:`check_rows`."""
-    visible = torch.ones_like(matrix, dtype=torch.bool) if allowed is None else allowed
-    check_rows(matrix, visible, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
-    return torch.where(visible, matrix, 0)
+def _over_heads(
+    weights: Tensor, allowed: Tensor | None, how: Aggregation, number: int, dtype: torch.dtype
+) -> Tensor:
+    """One head, or the mean over heads, on the keys that each row may see, after :func:`check_rows`."""
+    weights, count = in_full_precision(weights), weights.shape[1]
+    if how.head is not None and not 0 <= how.head < count:
+        raise InputError(f"head {how.head} was asked for, but layer {number} has {count}, from 0")
+    rows = weights.mean(1) if how.head is None else weights[:, how.head]
+    visible = torch.ones_like(rows, dtype=torch.bool) if allowed is None else allowed
+    check_rows(rows, visible, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
+    return torch.where(visible, rows, 0)
 
 
 def _allowed_in(allowed: Allowed | None, layer: int) -> Tensor | None:
