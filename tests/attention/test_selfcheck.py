@@ -139,6 +139,11 @@ def test_the_read_position_of_any_classifier_is_found_and_checked(reads, batch_f
         quickly(TorchClassifier(own, classes="ab", read=other), texts())
 
 
+def test_an_unknown_position_is_one_line():
+    with pytest.raises(InputError, match="read is 'middle'; choose from first, last, mean"):
+        TorchClassifier(Pooling("mean"), classes="ab", read="middle")
+
+
 def test_a_classifier_that_averages_is_read_at_all_tokens():
     """With one layer and no residual, the row is the plain mean of all rows, and the null is uniform."""
     own = Pooling("mean").double()

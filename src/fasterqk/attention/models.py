@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ class TorchClassifier:
             from one half on.
 
     Raises:
-        InputError: Two classes have the same name.
+        InputError: Two classes have the same name, or ``read`` is unknown.
 
     >>> class Bag(nn.Module):
     ...     def forward(self, tokens, visible):
@@ -151,6 +151,8 @@ class TorchClassifier:
                     f"the class name {name!r} stands for {self.classes.count(name)} classes; give each its"
                     " own (id2label in config.json)"
                 )
+        if read not in (None, *get_args(Position)):
+            raise InputError(f"read is {read!r}; choose from {', '.join(get_args(Position))}")
         self.inputs = inputs or self._tokens_and_mask
         self.logits = logits or _as_they_are
         self.reads: Position = read or "first"
@@ -180,16 +182,11 @@ class TorchClassifier:
         """
         if hasattr(self.model, "_orig_mod"):
             return []  # hooks do not run in compiled code
-        first = on_device_of(self.model, batch.first)
-        last_attention = self_attention(capture(self.model, self.inputs(batch), rows=first)).names[-1]
-        module, name = self.model.get_submodule(last_attention), type(self.model).__name__
-        fast_path = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with leaf_embedding(module) as leaves:
-                logits = self._logits(batch)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
+        inputs, name = self.inputs(batch), type(self.model).__name__
+        rows = on_device_of(self.model, batch.first)
+        last_attention = self_attention(capture(self.model, inputs, rows=rows)).names[-1]
+        with leaf_embedding(self.model.get_submodule(last_attention)) as leaves:
+            logits = self.logits(capture(self.model, inputs, rows=rows, differentiable=True).outputs)
         states = leaves[-1] if leaves and logits.requires_grad else None
         unknown = [f"the read position of {name}, its {self.reads} token, could not be checked"]
         if states is None or states.dim() != 3:
