@@ -7,6 +7,7 @@ aligning them with the tokens, leaving tokens out one at a time.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,10 @@ def importances(
     sources: Any = (scores,) if single else scores
     for source in sources:
         for importance in _importances_from(source, instances):
-            same = by_name.setdefault(importance.name, importance)
+            namesake = by_name.setdefault(importance.name, importance)
+            how = importance.aggregation
             # It is fine to ask for the attention that is measured anyway.
-            measured_anyway = (
-                importance.aggregation is not None and importance.aggregation == same.aggregation
-            )
-            if same is not importance and not measured_anyway:
+            if namesake is not importance and (how is None or how != namesake.aggregation):
                 raise InputError(f"two importances are called {importance.name!r}; give each its own name")
     return by_name
 
@@ -127,12 +126,10 @@ def _from_records(
             f"{name}: {len(instances)} instances have {len(ids)} ids, so scores cannot be told apart; give"
             " each its own: Instance(..., id='1')"
         )
-    missing = [instance.id for instance in instances if instance.id not in lines]
-    unknown = [(where, key) for key, (where, _) in lines.items() if key not in ids]
-    if unknown:
-        where, key = unknown[0]
-        raise InputError(f"{where}: the data has no id {key!r}; its first is {instances[0].id!r}")
-    if missing:
+    for key, (where, _) in lines.items():
+        if key not in ids:
+            raise InputError(f"{where}: the data has no id {key!r}; its first is {instances[0].id!r}")
+    if missing := [instance.id for instance in instances if instance.id not in lines]:
         raise InputError(
             f"{name}: no scores for {len(missing)} of {len(instances)} instances, such as id {missing[0]!r}"
         )
@@ -215,14 +212,13 @@ def _short(value: Any) -> str:
 
 
 def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> Numbers:
-    pieces = instance.pieces or tuple(str(token) for token in instance.tokens)
-    every, ranked = range(len(instance.tokens)), np.flatnonzero(instance.rankable)
+    pieces, ranked = instance.texts_of_tokens, np.flatnonzero(instance.rankable).tolist()
     words = _words(instance)
     # Units that the numbers may belong to: name, texts, and the tokens that take the numbers.
-    units: list[tuple[str, tuple[str, ...], list[Any]]] = [
-        ("tokens", pieces, [[i] for i in every]),
-        ("tokens without special ones", tuple(pieces[i] for i in ranked), [[i] for i in ranked]),
-        ("words", tuple(text for text, _ in words), [tokens for _, tokens in words]),
+    units: list[tuple[str, Sequence[str], Sequence[Any]]] = [
+        ("tokens", pieces, range(len(pieces))),
+        ("tokens without special ones", [pieces[i] for i in ranked], ranked),
+        ("words", [text for text, _ in words], [tokens for _, tokens in words]),
     ]
     fitting = [unit for unit in units if len(unit[1]) == len(values) and len(values)]
     if not fitting:
@@ -266,14 +262,13 @@ def _words(instance: Instance) -> list[tuple[str, NDArray[np.intp]]]:
     """The words of the data, each with its tokens (none for words beyond the end of a truncated text)."""
     if instance.words is None or instance.places is None:
         return []
-    words, start = [], 0
     part, begin, end = instance.places.T
-    for word in instance.words:
-        stop = start + len(word)
-        tokens = np.flatnonzero((part == 0) & (begin < stop) & (end > start) & instance.rankable)
-        words.append((word, tokens))
-        start = stop + 1
-    return words
+    ranked = (part == 0) & instance.rankable
+    starts = accumulate((len(word) + 1 for word in instance.words), initial=0)
+    return [
+        (word, np.flatnonzero(ranked & (begin < start + len(word)) & (end > start)))
+        for word, start in zip(instance.words, starts, strict=False)
+    ]
 
 
 def _of_characters(record: Mapping[str, Any], instance: Instance, where: str) -> Numbers:
@@ -281,19 +276,16 @@ def _of_characters(record: Mapping[str, Any], instance: Instance, where: str) ->
         raise InputError(f"{where}: the instance has no text; give 'scores', one number per token")
     characters = [np.zeros(len(text)) for text in instance.texts]
     if "spans" in record:
-        if not isinstance(record["spans"], list | tuple):
-            raise InputError(
-                f"{where}: 'spans' is {_short(record['spans'])}; give a list of [start, end, number]"
-            )
-        for span in record["spans"]:
+        spans, size = record["spans"], len(characters[0])
+        if not isinstance(spans, list | tuple):
+            raise InputError(f"{where}: 'spans' is {_short(spans)}; give a list of [start, end, number]")
+        for span in spans:
             if not (isinstance(span, list | tuple) and len(span) == 3):
                 raise InputError(f"{where}: the span {span!r} is not [start, end, number]")
-            start, end = span[:2]
-            whole = type(start) is int and type(end) is int
-            if not whole or not 0 <= start < end <= len(characters[0]):
-                size = len(characters[0])
+            start, end, number = span
+            if not type(start) is type(end) is int or not 0 <= start < end <= size:
                 raise InputError(f"{where}: the span {span!r} does not lie in the text of {size} characters")
-            characters[0][start:end] += _numbers([span[2]], where)[0]
+            characters[0][start:end] += _numbers([number], where)[0]
     else:
         for place, name in enumerate(("characters", "characters_pair")[: len(characters)]):
             if name in record:

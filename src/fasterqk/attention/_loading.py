@@ -1,4 +1,4 @@
-"""Open and check what a user gives to ``measure``: model folders, models, files and rows of data.
+"""Open and check the arguments of ``measure``: model folders, models, files and rows of data.
 
 A folder of Hugging Face transformers is loaded with the class that its configuration names. Nothing is
 downloaded, and no code from the folder is run. The last section compares the passes of a model before it is
@@ -35,7 +35,7 @@ from fasterqk.attention.scores import ROUNDING
 from fasterqk.errors import InputError, needs_extra
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
-# Tokenizers without a limit report 1e30, too large for their own integer arguments.
+# Tokenizers without a limit report 1e30, which their own integer arguments cannot hold.
 _NO_LIMIT = 2**30
 _MOST_LAYERS = 2000
 # Files of saved tokenizers. Without any, transformers makes up a tokenizer that knows special tokens only.
@@ -52,11 +52,9 @@ class Loaded(NamedTuple):
 
     def encode(self, examples: Sequence[Example]) -> list[Instance]:
         """The examples as this model reads them."""
-        if self.model.classes:
-            multi_label = getattr(self.model, "multi_label", False)
-            instances = encode_for_classifier(
-                examples, self.tokenizer, self.model.classes, self.limit, multi_label
-            )
+        classes, several = self.model.classes, getattr(self.model, "multi_label", False)
+        if classes:
+            instances = encode_for_classifier(examples, self.tokenizer, classes, self.limit, several)
         else:
             instances = encode_for_causal(examples, self.tokenizer, self.limit)
         for example, instance in zip(examples, instances, strict=True):
@@ -157,7 +155,13 @@ def load_model(
         )
     if not (path / "config.json").is_file():
         raise InputError(f"{str(folder)!r} is not a model folder: it has no config.json")
-    where, kind = _device(device), _precision(precision)
+    if precision not in (None, *get_args(Precision)):
+        raise InputError(f"unknown precision {precision!r}; choose from {', '.join(get_args(Precision))}")
+    try:
+        torch.zeros(1, device=device)
+    except Exception as error:  # torch raises several kinds for a device that is not there
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(f"the device {device!r} cannot be used: {reason}") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = _opened(transformers.AutoConfig, path)
@@ -184,30 +188,10 @@ def load_model(
             f"{str(path)!r} lacks {len(missing)} weights of {architecture}, such as {missing[0]!r}; they"
             " would be random"
         )
-    model = model.to(device=where, dtype=kind)
+    model = model.to(device=device, dtype=precision and getattr(torch, precision))
     wrapped: Measurable = HuggingFaceCausal(model) if causal else HuggingFaceClassifier(model)
     vocabulary = model.get_input_embeddings().num_embeddings
     return Loaded(wrapped, tokenizer, longest_input(model, tokenizer), vocabulary)
-
-
-def _device(name: str | None) -> torch.device | None:
-    if name is None:
-        return None
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except Exception as error:  # torch raises several kinds for a device that is not there
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"the device {name!r} cannot be used: {reason}") from None
-    return device
-
-
-def _precision(name: str | None) -> torch.dtype | None:
-    if name is None:
-        return None
-    if name not in get_args(Precision):
-        raise InputError(f"unknown precision {name!r}; choose from {', '.join(get_args(Precision))}")
-    return getattr(torch, name)
 
 
 def longest_input(model: Any, tokenizer: Any) -> int:
@@ -232,11 +216,11 @@ def _opened(kind: Any, path: Path, **options: Any) -> Any:
 
 
 # --- The self-check: do the passes of a model agree, and is attention all that mixes its tokens? ---
-# Wrong scores rarely come from arithmetic. They come from which position is read, which kernel answers, and
-# which layers are seen. Every measurement therefore begins with a few passes over some of its texts. What
-# cannot be right is an error; what a reader has to know becomes a note in the header.
+# Wrong scores rarely come from arithmetic. They come from reading the wrong position, from another kernel, or
+# from unseen layers. Every measurement therefore begins with a few passes over some of its texts. A result
+# that cannot be right is an error; a fact that readers need becomes a note in the header.
 
-# How many texts are compared in one batch and by themselves, unless they have more tokens than this. The
+# This many texts are compared in one batch and by themselves, unless they have more tokens than this. The
 # shortest and the longest always are.
 _CHECKED, _CHECKED_TOKENS = 8, 2048
 
@@ -258,16 +242,15 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
         as with ConvBERT, whose convolutions reach into it, or if the texts of a batch change each other's.
 
     Raises:
-        InputError: Two predictions of the same texts differ, or the model run by itself predicts something
-            else, or the prediction is read somewhere else than the adapter says.
+        InputError: Two predictions of the same texts differ, tokens are moved, or the model does not read its
+            prediction at the position of its adapter.
     """
     if not hasattr(model, "check"):
         return [], True
     by_length = sorted(instances, key=lambda instance: len(instance.tokens))
     batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]])
-    several = collate(
-        by_length[:: max(1, len(instances) // (2 * _CHECKED))][:_CHECKED]
-    )  # of the shorter half
+    shorter = by_length[:: max(1, len(instances) // (2 * _CHECKED))][:_CHECKED]  # from the shorter half
+    several = collate(shorter)
     module = getattr(model, "model", None)
     half = isinstance(module, nn.Module) and any(weight.dtype in HALF for weight in module.parameters())
     rounding = _HALF_ROUNDING if half else ROUNDING
@@ -287,10 +270,7 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
         batched = _largest(model.predict(several), _by_itself(model, several)) <= rounding
     if not batched or _largest(predicted, plain) > rounding:
         batched = False
-        notes.append(
-            "padding, or what else is in a batch, changes what the model predicts: every text is run by"
-            " itself"
-        )
+        notes.append("padding or other texts of a batch change predictions: every text is run by itself")
         shortest, plain = batch.singles[0], plain[:1]
         predicted, reading = model.predict(shortest), model.read(shortest, read_only=True)
     if (change := _largest(predicted, plain)) > rounding:
@@ -308,7 +288,7 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
 
 
 def unknown_note(instances: Sequence[Instance], tokenizer: Any) -> list[str]:
-    """A note on words that the tokenizer does not know; empty if they are few."""
+    """A note on the words that the tokenizer does not know; none if they are few."""
     number = getattr(tokenizer, "unk_token_id", None)
     unknown = [x.tokens[x.rankable] == number for x in instances]
     share = sum(int(tokens.sum()) for tokens in unknown) / max(1, sum(map(len, unknown)))
@@ -321,7 +301,7 @@ def unknown_note(instances: Sequence[Instance], tokenizer: Any) -> list[str]:
 
 
 def _by_itself(model: Measurable, batch: Batch) -> NDArray[np.float64]:
-    """What the model predicts for one text at a time."""
+    """The predictions for one text at a time."""
     if hasattr(model, "plain"):
         return np.asarray(model.plain(batch))
     return np.concatenate([model.predict(text) for text in batch.singles])
