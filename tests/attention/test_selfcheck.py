@@ -190,6 +190,24 @@ def test_a_classifier_that_pools_otherwise_is_refused():
         quickly(TorchClassifier(Largest("mean"), classes="ab", read="mean"), texts())
 
 
+class Weighted(transformers.BertForSequenceClassification):
+    """Reads all tokens, the later ones more."""
+
+    def forward(self, input_ids, **inputs):
+        inputs["output_hidden_states"] = True
+        outputs = super().forward(input_ids, **inputs)
+        weights = torch.linspace(1, 2, input_ids.shape[1])
+        outputs.logits = self.classifier((outputs.hidden_states[-1] * weights[:, None]).mean(1))
+        return outputs
+
+
+def test_a_model_of_transformers_that_averages_unevenly_is_refused(make_model):
+    own = make_model("BertForSequenceClassification", "BertConfig")
+    own.__class__ = Weighted
+    with pytest.raises(InputError, match="Weighted predicts neither from its first or last token nor from"):
+        HuggingFaceClassifier(own)
+
+
 class Moving(Pooling):
     """Reads every text from its end, or puts the padding first."""
 

@@ -193,3 +193,5 @@ def test_bad_histories_are_refused():
         matched_loss({}, ["ac"])
     with pytest.raises(InputError, match="negative"):
         matched_loss({("a", 0): [{"loss": -1.0}]}, [])
+    with pytest.raises(InputError, match="a record has 'step', 'mrta' but no 'loss'"):
+        matched_loss({("a", 0): [{"step": 1, "mrta": 0.5}]}, ["mrta"])

@@ -109,7 +109,7 @@ def holm(differences: Mapping[Name, Interval | float]) -> dict[Name, float]:
     5%, however the differences depend on each other.
 
     Arguments:
-        differences: By name, an interval (tested against zero) or a p-value computed elsewhere.
+        differences: An interval, which is tested against zero, or a p-value, by name.
 
     Returns:
         The corrected p-value of each name. A difference without a p-value (one seed, a missing value) stays
@@ -160,7 +160,7 @@ def matched_loss(
         ``missing``, the cells ``[arm, seed]`` that never cross the level.
 
     Raises:
-        InputError: No history is given, or a loss is negative.
+        InputError: No history is given, or a loss is missing or negative.
 
     >>> slow = [{"loss": 1.0, "ac": 0.0}, {"loss": 0.01, "ac": 20.0}]
     >>> fast = [{"loss": 1.0, "ac": 0.0}, {"loss": 0.1, "ac": 50.0}]
@@ -205,16 +205,12 @@ def _compare_at(
         else:
             reached[arm][seed] = values
     first = reached[arms[0]]
-    difference: dict[Hashable, dict[str, Any]] = {}
-    for arm in arms[1:]:
-        seeds = [seed for seed in first if seed in reached[arm]]
-        if seeds:
-            difference[arm] = {
-                name: paired_difference(
-                    [reached[arm][s][name] for s in seeds], [first[s][name] for s in seeds]
-                )
-                for name in metrics
-            }
+    shared = {arm: [seed for seed in first if seed in reached[arm]] for arm in arms[1:]}
+    difference = {
+        arm: {name: interval(reached[arm][s][name] - first[s][name] for s in seeds) for name in metrics}
+        for arm, seeds in shared.items()
+        if seeds
+    }
     return {
         "loss": level,
         "arms": {
@@ -232,7 +228,7 @@ def _values_at(level: float, history: History, metrics: Sequence[str]) -> dict[s
     for record in history:
         loss = _loss(record)
         if not isfinite(loss):
-            return None  # diverged before it got there
+            return None  # the training diverged before
         if loss <= level:
             if loss == level:
                 return {name: _metric(record, name) for name in metrics}
@@ -250,6 +246,8 @@ def _between(
 
 
 def _loss(record: Mapping[str, Any]) -> float:
+    if "loss" not in record:
+        raise InputError(f"a record has {', '.join(map(repr, record)) or 'nothing'} but no 'loss'")
     value = record["loss"]
     if value is None:
         return nan
@@ -270,7 +268,7 @@ def _metric(record: Mapping[str, Any], name: str) -> float:
 # with other seeds differ too; compare those with `paired_difference`.
 
 RESAMPLES = 1000
-# More take gigabytes and say no more: resamples of the instances, and random rankings of each.
+# The most resamples of the instances, and random rankings of each; more would take gigabytes.
 MOST_RESAMPLES, MOST_DRAWS = 100_000, 1000
 # The most counts (resamples times instances) held at once.
 _AT_ONCE = 2**22

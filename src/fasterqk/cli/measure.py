@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,16 @@ _DATA = """\
 data: one JSON object per line, with
   "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
   or "text": "a fine film" and "spans": [[2, 6]]                   (characters; [2, 6, 0.5] with a weight)
-  if you like "text_pair" and "spans_pair", a second text           (classifiers of pairs)
+  optionally "text_pair" and "spans_pair", a second text            (classifiers of pairs)
   and "label": 1 or "positive" for a classifier, "target": "some text" for a causal model
   a list of labels (multi-label models) or targets gives one instance for each
-  without "relevance" or "spans" everything is measured that needs none
+  without "relevance" and "spans", scores that need them are left out
 
 importances of your own (--scores FILE.jsonl): one JSON object per line, with the "id" of the example and
   "scores": [0.1, -0.3, 0.9]                                       (one per token of the model, or per word)
   or "characters": [0, 0, 0.9, ...]                                (one per character of the text)
   or "spans": [[2, 6, 0.9]]                                        (start, end, number)
-  and, if you like, "name" (what the table calls it) and "tokens" (texts that are compared with the model's)
+  and optionally "name" (its title in the table) and "tokens" (texts to compare with the model's)
 """
 
 
@@ -123,13 +124,12 @@ def configure(parser: Parser) -> None:
     add_json(parser)
 
 
-def _percentages(text: str) -> tuple[list[int], str]:
+def _percentages(text: str) -> tuple[Sequence[int], str]:
     """An argparse type: whole percentages with their rounding, or the name of a convention."""
     from fasterqk.attention.faithfulness import CONVENTIONS
 
     if text in CONVENTIONS:
-        percents, rounding = CONVENTIONS[text]
-        return list(percents), rounding
+        return CONVENTIONS[text]
     if text.strip().isalpha():
         known = ", ".join(CONVENTIONS)
         raise argparse.ArgumentTypeError(
@@ -167,9 +167,9 @@ def run(arguments: argparse.Namespace) -> int:
         name: _measure(arguments, model, data, aggregation)
         for name, model in zip(names, arguments.model, strict=True)
     }
-    *before, last = measurements.values()
-    if before and set(before[0].classes) != set(last.classes):
-        theirs = " and ".join(", ".join(x.classes) or "none" for x in (*before, last))
+    first, last = measurements[names[0]], measurements[names[-1]]
+    if set(first.classes) != set(last.classes):
+        theirs = " and ".join(", ".join(x.classes) or "none" for x in (first, last))
         last.settings["notes"].append(f"the classes of the two models, compared by number, are {theirs}")
     documents: dict[str, Any] = {}
     tables: dict[str, Any] = {}
@@ -191,9 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
     difference, rows = None, []
     if len(names) == 2:
         generator = np.random.default_rng(arguments.seed)
-        difference = paired_scores(
-            measurements[names[0]], measurements[names[1]], generator, resamples=arguments.resamples
-        )
+        difference = paired_scores(first, last, generator, resamples=arguments.resamples)
         rows = _difference_rows(measurements, difference)
     if arguments.out:
         models = zip(arguments.model, measurements.items(), strict=True)
@@ -219,7 +217,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _in_half_precision(arguments: argparse.Namespace) -> bool:
-    """Whether the CPU will compute in half precision, as far as options and model folders tell."""
+    """Whether the CPU will compute in half precision, by the options and the model folders."""
     if arguments.device is not None and not arguments.device.startswith("cpu"):
         return False
     if arguments.precision is not None:
@@ -241,15 +239,14 @@ def _names(models: list[str]) -> list[str]:
     """The names of the models: their folder names, or their paths if two folders have the same name."""
     if len(models) > 2:
         raise InputError(f"--model was given {len(models)} times; give one model, or two to compare")
-    names = [Path(model).resolve().name for model in models]
-    names = names if len(set(names)) == len(names) else list(models)
-    if len(set(names)) < len(names):
+    if len(set(models)) < len(models):
         raise InputError(f"--model {models[0]!r} was given twice; give two different models to compare")
-    return names
+    names = [Path(model).resolve().name for model in models]
+    return names if len(set(names)) == len(names) else models
 
 
 def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggregation: Any) -> Any:
-    from fasterqk.attention import Nulls, Passes, Removal, load_model, measure
+    from fasterqk.attention import Nulls, Passes, load_model, measure
 
     loaded = load_model(model, device=arguments.device, precision=arguments.precision)
     mask_token = loaded.tokenizer.mask_token_id
@@ -261,32 +258,35 @@ def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggrega
             data,
             aggregation=aggregation,
             scores=arguments.scores,
-            removal=[
-                Removal(how, mask_token if how == "mask" else None, *arguments.rationale_k)
-                for how in arguments.remove
-            ],
+            removal=_removals(arguments, mask_token),
             nulls=Nulls(arguments.null, arguments.seed),
             passes=Passes(arguments.batch_size, progress=progress),
         )
+
+
+def _removals(arguments: argparse.Namespace, mask_token: int | None) -> list[Any]:
+    from fasterqk.attention import Removal
+
+    percents = arguments.rationale_k or _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
+    return [Removal(how, mask_token if how == "mask" else None, *percents) for how in arguments.remove]
 
 
 def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per score: both models, and the second minus the first."""
     from fasterqk.attention.scores import ScoreName
 
-    summaries = {name: measurement.summary() for name, measurement in measurements.items()}
     first = next(iter(measurements.values()))
     counts = {(row["score"], row["k"]): row["n"] for row in first.scores_table()}
     rows = []
     for flat_name, bounds in difference.items():
         name = ScoreName.parse(flat_name)
         if name.score.tables:
-            models = {model: summary[flat_name] for model, summary in summaries.items()}
-            ends = {"difference": bounds.value, "low": bounds.low, "high": bounds.high}
+            row = {**name.row, "n": counts[name.row["score"], name.k]}
+            row |= {model: x.at_defaults[flat_name] for model, x in measurements.items()}
+            row |= {"difference": bounds.value, "low": bounds.low, "high": bounds.high}
             good = bounds.value > 0 if name.score.better == "higher" else bounds.value < 0
             known = ("better" if good else "worse") if name.score.better else "differs"
-            n = {"n": counts[name.row["score"], name.k]}
-            rows.append({**name.row, **n, **models, **ends, "verdict": known if bounds.apart else ""})
+            rows.append(row | {"verdict": known if bounds.apart else ""})
     return rows
 
 
@@ -303,14 +303,10 @@ def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from fasterqk.attention import Removal
     from fasterqk.attention.eraser import eraser_paths
     from fasterqk.files import check_output
 
-    if arguments.rationale_k is None:
-        arguments.rationale_k = _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
-    for how in arguments.remove:
-        Removal(how, 0 if how == "mask" else None, *arguments.rationale_k)  # raises before anything is read
+    _removals(arguments, mask_token=0)  # raises before anything is read
     if len(arguments.model) > 1 and not arguments.resamples:
         raise InputError("--resamples 0: two models are compared by resampling; give at least 1")
     if len(arguments.model) > 1 and arguments.eraser_out:
