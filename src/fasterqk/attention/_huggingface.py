@@ -278,16 +278,12 @@ class HuggingFaceCausal:
 
 def _with_target(batch: Batch) -> Batch:
     """The batch with each target appended to its prompt."""
-    nothing = np.zeros(batch.target.shape, dtype=bool)
-    together = replace(
-        batch,
-        tokens=np.concatenate([batch.tokens, batch.target], 1),
-        real=np.concatenate([batch.real, batch.target_real], 1),
-        rankable=np.concatenate([batch.rankable, nothing], 1),
-        relevance=np.concatenate([batch.relevance, nothing.astype(float)], 1),
-        hidden=np.concatenate([batch.hidden, nothing], 1),
-    )
-    return together.keep(together.real)
+    target = {"tokens": batch.target, "real": batch.target_real}
+    target |= dict.fromkeys(("rankable", "relevance", "hidden"), np.zeros(batch.target.shape, dtype=bool))
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(batch, name), values], 1) for name, values in target.items()
+    }
+    return replace(batch, **joined).keep(joined["real"])
 
 
 def _of_prompt(batch: Batch, values: NDArray[np.float64]) -> NDArray[np.float64]:

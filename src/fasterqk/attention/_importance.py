@@ -51,11 +51,7 @@ class Importance:
 def importances(
     scores: Source | Sequence[Source], instances: Sequence[Instance], first: Importance
 ) -> dict[str, Importance]:
-    """All importances that rank tokens, by name, starting with ``first``.
-
-    ``scores`` is the name of a built-in importance, a JSON lines file, a function of an :class:`Instance`, a
-    mapping from instance ids to numbers, a mapping from names to any of these, or a list of them.
-    """
+    """All importances that rank tokens, by name, starting with ``first``; ``scores`` as in ``measure``."""
     by_name = {first.name: first}
     single = isinstance(scores, str | PathLike | Mapping) or callable(scores)
     sources: Any = (scores,) if single else scores

@@ -217,7 +217,7 @@ class ReadRows:
         if importance.values is not None:
             return self.laid_out([importance.values[number] for number in numbers])
         if importance.method == "gradient":
-            return self.per_row(model.gradient_times_input(self.batch))
+            return model.gradient_times_input(self.batch)[self.instance]
         if self.reading.read.dim() == 2:
             raise InputError(f"{importance.name} is not defined for a model that reads several rows")
         if importance.method == "leave_one_out":
@@ -264,10 +264,6 @@ class ReadRows:
             target=batch.target[batch.target_real][chunk, None],
             target_real=np.ones((len(instance), 1), dtype=bool),
         )
-
-    def per_row(self, values: Numbers) -> Numbers:
-        """Values of the instances, repeated for each of their rows."""
-        return values[self.instance]
 
     def mean(self, values: Numbers) -> Numbers:
         """Values of the rows, averaged over those of each instance."""

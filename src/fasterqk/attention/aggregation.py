@@ -62,8 +62,7 @@ def visible_pairs(
 def find_pattern(layer: "Layer", real: Tensor, read: Tensor) -> Pattern:
     """Guess from the weights of one layer whether it is causal, for models whose mask is unknown.
 
-    ``layer`` is ``(batch, head, query, key)``, or holds only the queries at the positions ``read``, which are
-    ``(batch,)`` or ``(batch, row)``.
+    ``layer`` is ``(batch, head, query, key)``, perhaps with the queries at the positions ``read`` alone.
     """
     if isinstance(layer, LazyLayer) or layer.shape[2] != layer.shape[3] or layer.shape[2] == 1:
         rows, ahead = read_rows(layer, read.reshape(len(read), -1)), _ahead_of(real, read)
@@ -364,13 +363,9 @@ def null_row(patterns: tuple[Pattern, ...], how: Aggregation, length: int, read:
 # Uniform attention never puts half of its weight on few relevant tokens, so sharp attention passes a
 # threshold on mass more easily, wherever it looks. Two more nulls separate sharpness from aim. Both are
 # random, so each instance has a distribution of masses instead of a single one:
-#
-# - *sharp*: all weight on one token, drawn with the probabilities of the uniform null (if one layer is read,
-# every visible token is equally likely). Its expected MRTA is that of uniform attention, and with relevance 0
-# or 1 its expected AC is 100 times that MRTA.
-# - *permuted*: the model's own weights, randomly permuted over the visible tokens. It is as sharp as the
-#   model and ignores the text.
-#
+# - *sharp*: all weight on one token, drawn with the probabilities of the uniform null. Its expected MRTA is
+#   that of uniform attention, and with relevance 0 or 1 its expected AC is 100 times that MRTA.
+# - *permuted*: the model's own weights, randomly permuted over the visible tokens, as sharp as the model.
 # The distribution of *sharp* is exact for instances with one row. Everything else is averaged over ``DRAWS``
 # draws per instance, seeded by the place of the instance in the data alone.
 

@@ -527,11 +527,8 @@ def _standard_errors(draws: Sequence[Mapping[str, float | None]]) -> dict[str, f
     """The standard error of the mean over several draws of each score; nothing for a single draw."""
     if len(draws) < 2:
         return {}
-    errors: dict[str, float | None] = {}
-    for name, value in draws[0].items():
-        values = np.array([draw[name] for draw in draws], dtype=float)
-        errors[name] = None if value is None else float(np.std(values, ddof=1) / len(values) ** 0.5)
-    return errors
+    values = {name: np.array([draw[name] for draw in draws], dtype=float) for name in draws[0]}
+    return {name: _defined(x.std(ddof=1) / len(draws) ** 0.5) for name, x in values.items()}
 
 
 @dataclass(frozen=True)

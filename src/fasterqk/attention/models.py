@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -291,23 +292,15 @@ def self_attention(captured: Captured) -> Captured:
     twice, one after the other.
     """
     layers = captured.select("self")
-    kept = [
-        number
-        for number, name in enumerate(layers.names)
-        if not number
+    fresh = [
+        not number
         or name != layers.names[number - 1]
         or not isinstance(layers[number], Tensor)
         or not torch.equal(layers[number], layers[number - 1])
+        for number, name in enumerate(layers.names)
     ]
-    if len(kept) == len(layers):
-        return layers
-    return Captured(
-        tuple(layers.probabilities[number] for number in kept),
-        tuple(layers.names[number] for number in kept),
-        tuple(layers.kinds[number] for number in kept),
-        layers.outputs,
-        tuple(layers.masks[number] for number in kept if layers.masks),
-    )
+    fields = ("probabilities", "names", "kinds", "masks")
+    return replace(layers, **{name: tuple(compress(getattr(layers, name), fresh)) for name in fields})
 
 
 def gradient_of(logits: Tensor, states: Tensor) -> NDArray[np.float64] | None:

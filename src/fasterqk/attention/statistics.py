@@ -224,25 +224,22 @@ def _compare_at(
 
 
 def _values_at(level: float, history: History, metrics: Sequence[str]) -> dict[str, float] | None:
-    before: Mapping[str, Any] | None = None
+    before: tuple[float, dict[str, float]] | None = None
     for record in history:
         loss = _loss(record)
         if not isfinite(loss):
             return None  # the training diverged before
-        if loss <= level:
-            if loss == level:
-                return {name: _metric(record, name) for name in metrics}
-            return None if before is None else _between(before, record, level, metrics)
-        before = record
+        below = {name: nan if record.get(name) is None else float(record[name]) for name in metrics}
+        if loss == level:
+            return below
+        if loss < level:
+            if before is None:
+                return None
+            high, above = before
+            share = (high - log(max(level, _SMALLEST_LOSS))) / (high - log(loss))
+            return {name: (1 - share) * above[name] + share * below[name] for name in metrics}
+        before = log(loss), below
     return None
-
-
-def _between(
-    above: Mapping[str, Any], below: Mapping[str, Any], level: float, metrics: Sequence[str]
-) -> dict[str, float]:
-    high, low = log(_loss(above)), log(_loss(below))
-    share = (high - log(max(level, _SMALLEST_LOSS))) / (high - low)
-    return {name: (1 - share) * _metric(above, name) + share * _metric(below, name) for name in metrics}
 
 
 def _loss(record: Mapping[str, Any]) -> float:
@@ -254,11 +251,6 @@ def _loss(record: Mapping[str, Any]) -> float:
     if value < 0:
         raise InputError(f"a loss of {value} is negative; matched loss works with log loss")
     return max(float(value), _SMALLEST_LOSS) if isfinite(value) else float(value)
-
-
-def _metric(record: Mapping[str, Any], name: str) -> float:
-    value = record.get(name)
-    return nan if value is None else float(value)
 
 
 # --- Bootstrap intervals of scores over instances, for one model or for the difference of two ---

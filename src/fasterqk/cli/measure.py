@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -222,17 +223,13 @@ def _in_half_precision(arguments: argparse.Namespace) -> bool:
         return False
     if arguments.precision is not None:
         return arguments.precision in _HALF
-    saved = {_saved_precision(Path(model, "config.json")) for model in arguments.model}
-    return not saved.isdisjoint(_HALF)
-
-
-def _saved_precision(config: Path) -> str | None:
-    """The type of the weights by a config.json; None for a bad file, which loading reports later."""
-    try:
-        document = json.loads(config.read_bytes() if config.is_file() else "")
-        return str(document.get("dtype") or document.get("torch_dtype"))
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return None
+    for config in (Path(model, "config.json") for model in arguments.model):
+        # Loading reports a bad file later.
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            document = json.loads(config.read_bytes() if config.is_file() else "")
+            if str(document.get("dtype") or document.get("torch_dtype")) in _HALF:
+                return True
+    return False
 
 
 def _names(models: list[str]) -> list[str]:
