@@ -505,7 +505,7 @@ def test_a_tokenizer_that_knows_no_word(saved):
         read_example({"tokens": [word], "relevance": [1], "label": 0}, "line 1") for word in ("Żółw", "cat")
     )
     with pytest.raises(InputError, match=r"knows no word of the 2 examples: every token is '\[UNK\]'"):
-        loaded.encode([unknown, unknown])
+        measure(loaded, [unknown, unknown])
     (note,) = measure(
         loaded, [replace(unknown, id="0"), *[replace(known, id=str(i)) for i in range(1, 8)]]
     ).settings["notes"]

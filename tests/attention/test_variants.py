@@ -95,15 +95,15 @@ def test_labels_hidden_tokens_and_targets_tell_variants_apart(some_instances):
 
 def test_chunks_hold_as_many_tokens_as_they_may():
     lengths = np.array([1, 2, 2, 3, 9, 30])
-    assert list(_chunks(lengths, 9, single=False)) == [(0, 3), (3, 4), (4, 5), (5, 6)]
-    assert list(_chunks(lengths, 9, single=True)) == [(n, n + 1) for n in range(6)]
-    assert list(_chunks(lengths[:0], 9, single=False)) == []
+    assert list(_chunks(lengths, 9)) == [(0, 3), (3, 4), (4, 5), (5, 6)]
+    assert list(_chunks(lengths, 0)) == [(n, n + 1) for n in range(6)]
+    assert list(_chunks(lengths[:0], 9)) == []
 
 
 @given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 300))
 def test_chunks_pad_only_where_that_is_cheaper_than_another_pass(drawn, tokens):
     lengths = np.sort(np.array(drawn, dtype=np.int64))
-    found = list(_chunks(lengths, tokens, single=False))
+    found = list(_chunks(lengths, tokens))
     assert [n for start, stop in found for n in range(start, stop)] == list(range(len(drawn)))
     assert all(stop == start + 1 or (stop - start) * lengths[stop - 1] <= tokens for start, stop in found)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fasterqk.attention.aggregation import HALF, Pattern
 from fasterqk.attention.instances import Batch, Instance, collate
 from fasterqk.attention.models import (
+    NO_ROW,
     Answer,
     Integrated,
     Position,
@@ -26,7 +27,6 @@ from fasterqk.attention.models import (
     integrated,
     is_long,
     leaf_embedding,
-    no_row_error,
     on_device_of,
     positions_of,
     saliency,
@@ -51,8 +51,7 @@ class HuggingFaceClassifier(TorchClassifier):
         config = model.config
         if config.is_encoder_decoder:
             raise InputError(
-                f"{type(model).__name__} is an encoder-decoder; its prediction comes from two stacks, and"
-                " only models with one are measured"
+                f"{type(model).__name__} is an encoder-decoder; only models with one stack are measured"
             )
         multi_label = config.problem_type == "multi_label_classification"
         if (config.num_labels < 2 and not multi_label) or config.problem_type == "regression":
@@ -189,7 +188,7 @@ class HuggingFaceClassifier(TorchClassifier):
         pairs = zip(gradient, batch.real, strict=True)
         even = all(np.allclose(of_text[real], of_text[0], rtol=1e-3, atol=0) for of_text, real in pairs)
         if not positions or (positions[0] == "mean" and not even):
-            raise InputError(no_row_error(name))
+            raise InputError(f"{name} {NO_ROW}")
         return positions[0]
 
 

@@ -134,13 +134,9 @@ def _from_records(
 
 
 # --- The user's importances: JSON lines, and their alignment with the tokens of a model ---
-# One object per line, with the ``id`` of the example (its line number if the data has no ids) and one of:
-# - ``scores``: one number per token of the model (with or without special ones), or per word of the data;
-#   optionally ``tokens``, the texts of these tokens, which are compared with the model's;
-# - ``characters``: one number per character of the text (``characters_pair`` for the second text);
-# - ``spans``: ``[start, end, number]`` in characters.
-# An optional ``name`` labels the importance in tables (by default the file name), so that one file may hold
-# several importances.
+# One object per line, with the ``id`` of the example and one of ``scores`` (a number per token or word, with
+# ``tokens`` to compare texts), ``characters`` (a number per character; ``characters_pair`` for a second text)
+# and ``spans`` (``[start, end, number]``). A ``name`` labels it, so that one file may hold several.
 
 _CONTENTS = ("scores", "characters", "spans")
 _FIELDS = ("id", "name", "scores", "tokens", "text", "characters", "characters_pair", "spans")

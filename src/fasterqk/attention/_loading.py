@@ -64,12 +64,6 @@ class Loaded(NamedTuple):
                     f"{example.where}: the tokenizer gives token {highest}, but the model knows"
                     f" {self.vocabulary}; tokenizer and model do not belong together"
                 )
-        unknown = getattr(self.tokenizer, "unk_token_id", None)
-        if unknown is not None and all((x.tokens[x.rankable] == unknown).all() for x in instances):
-            raise InputError(
-                f"the tokenizer knows no word of the {len(instances)} examples: every token is"
-                f" {self.tokenizer.unk_token!r}; save the tokenizer that the model was trained with beside it"
-            )
         return instances
 
 
@@ -288,12 +282,17 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
 
 
 def unknown_note(instances: Sequence[Instance], tokenizer: Any) -> list[str]:
-    """A note on the words that the tokenizer does not know; none if they are few."""
+    """A note if the tokenizer does not know many words, an error if it knows none."""
     number = getattr(tokenizer, "unk_token_id", None)
     unknown = [x.tokens[x.rankable] == number for x in instances]
     share = sum(int(tokens.sum()) for tokens in unknown) / max(1, sum(map(len, unknown)))
     if number is None or share < _NOTABLE:
         return []
+    if share == 1:
+        raise InputError(
+            f"the tokenizer knows no word of the {len(instances)} examples: every token is"
+            f" {tokenizer.unk_token!r}; save the tokenizer that the model was trained with beside it"
+        )
     return [
         f"{share:.1%} of the tokens are {tokenizer.unk_token}, words that the tokenizer does not know, in"
         f" {sum(bool(tokens.any()) for tokens in unknown)} of {len(instances)} texts"

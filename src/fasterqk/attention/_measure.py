@@ -183,10 +183,12 @@ def measure(
     if isinstance(aggregation, str):
         aggregation = Aggregation.parse(aggregation)
     with evaluating(opened_model):
-        notes, batched = self_check(opened_model, instances)
-        notes += unknown_note(instances, tokenizer)
+        notes = unknown_note(instances, tokenizer)
+        more_notes, batched = self_check(opened_model, instances)
         passes = passes if batched else replace(passes, batch_size=1)
-        return _measured(opened_model, instances, aggregation, scores, removals, nulls, passes, notes)
+        return _measured(
+            opened_model, instances, aggregation, scores, removals, nulls, passes, notes + more_notes
+        )
 
 
 def _measured(
@@ -254,8 +256,7 @@ def _measured(
         if waiting and (len(variants) > VARIANTS_IN_MEMORY or stop == len(order)):
             outcomes = variants.ask(
                 model.predict,
-                passes.batch_size * int(lengths[-1]),
-                passes.batch_size == 1,
+                passes.batch_size * int(lengths[-1]) if passes.batch_size > 1 else 0,
                 lambda share: tell(stop, predicted + share * (stop - predicted)),  # noqa: B023
             )
             for results, rank in waiting:

@@ -28,9 +28,6 @@ from fasterqk.files import check_output, write_text
 if TYPE_CHECKING:
     from fasterqk.attention.measurement import Measurement
 
-# Without --aopc_thresholds, ERASER's metrics.py wants the scores at exactly these k.
-_PERCENTS = set(CONVENTIONS["eraser"][0])
-
 
 def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[Path]:
     """Write predictions to ``path``, rationales and documents to the folder beside it; return all paths.
@@ -88,7 +85,9 @@ def eraser_commands(measurement: "Measurement", path: str | PathLike[str]) -> li
     command = f"python rationale_benchmark/metrics.py --data_dir {quote(str(test.parent))} --split"
     whole = f"{command} test --results {quote(str(target))}"
     percents = measurement.faithfulness.percents
-    if percents and unscorable_class(measurement) is None and not set(percents) >= _PERCENTS:
+    # Without --aopc_thresholds, ERASER's metrics.py wants the scores at exactly the k of its convention.
+    expected = set(CONVENTIONS["eraser"][0])
+    if percents and unscorable_class(measurement) is None and not expected <= set(percents):
         whole += " --aopc_thresholds " + " ".join(str(percent / 100) for percent in percents)
     rated = any(x.rationale.any() for x in measurement.instances)
     return [whole, f"{command} rationales --results {quote(str(alone))}"] if rated else [whole]

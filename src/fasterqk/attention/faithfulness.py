@@ -375,7 +375,7 @@ class Variants:
 
     :meth:`add` takes the inputs of a batch and returns their numbers; equal inputs have the same number.
     :meth:`ask` predicts all of them in order of length, as many at a time as ``tokens`` allow (padding
-    included), and returns the outcomes by number.
+    included), at least one, and returns the outcomes by number.
     """
 
     def __init__(self) -> None:
@@ -420,21 +420,14 @@ class Variants:
         )
 
     def ask(
-        self,
-        predict: Predict,
-        tokens: int,
-        single: bool = False,
-        progress: Callable[[float], None] | None = None,
+        self, predict: Predict, tokens: int, progress: Callable[[float], None] | None = None
     ) -> NDArray[np.float64]:
-        """Predict the outcomes ``(number, outcome)``, with ``single`` one input per pass.
-
-        ``progress`` is called with the share that is done.
-        """
+        """Predict the outcomes ``(number, outcome)``; ``progress`` is called with the share that is done."""
         wanted = [number for number in range(len(self)) if number not in self._known]
         lengths = np.array([len(self._rows[number]["tokens"]) for number in wanted], dtype=np.int64)
         order = np.argsort(lengths, kind="stable")
         outcomes = dict(self._known)
-        for start, stop in _chunks(lengths[order], tokens, single):
+        for start, stop in _chunks(lengths[order], tokens):
             numbers = [wanted[place] for place in order[start:stop]]
             batch = self._batch(numbers)
             outcomes |= dict(zip(numbers, checked_outcomes(predict(batch), batch), strict=True))
@@ -462,14 +455,14 @@ class Variants:
         )
 
 
-def _chunks(lengths: NDArray[np.int64], tokens: int, single: bool) -> Iterator[tuple[int, int]]:
-    """Slices of ascending ``lengths`` that hold at most ``tokens``, padded to their longest.
+def _chunks(lengths: NDArray[np.int64], tokens: int) -> Iterator[tuple[int, int]]:
+    """Slices of ascending ``lengths`` that hold one text, or at most ``tokens``, padded to their longest.
 
     A slice ends where padding its texts to the length of the next one would cost more than another pass.
     """
     start = 0
     for stop in range(1, len(lengths) + 1):
-        full = stop == len(lengths) or single or (stop + 1 - start) * lengths[stop] > tokens
+        full = stop == len(lengths) or (stop + 1 - start) * lengths[stop] > tokens
         if full or (stop - start) * (lengths[stop] - lengths[stop - 1]) > _PASS:
             yield start, stop
             start = stop

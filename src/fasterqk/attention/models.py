@@ -92,6 +92,11 @@ class Integrated(NamedTuple):
 
 
 Position = Literal["first", "last", "mean"]
+# The message for a model that reads neither one end of the text nor all of it.
+NO_ROW = (
+    "predicts neither from its first or last token nor from the mean of all, so no row of attention makes the"
+    " prediction"
+)
 # Half a gigabyte in single precision.
 WEIGHTS_IN_MEMORY = 2**27
 # Quadrature nodes of integrated gradients.
@@ -203,7 +208,7 @@ class TorchClassifier:
             return unknown
         positions = positions_of(used, batch)
         if not positions:
-            raise InputError(no_row_error(name))
+            raise InputError(f"{name} {NO_ROW}")
         if positions == ["mean"] and self.reads != "mean":
             raise InputError(
                 f"{name} predicts from all its tokens; if it averages over them, measure TorchClassifier(...,"
@@ -320,14 +325,6 @@ def positions_of(used: NDArray[np.bool_], batch: Batch) -> list[Position]:
         "mean": batch.real,
     }
     return [position for position, tokens in candidates.items() if (used == tokens).all()]
-
-
-def no_row_error(name: str) -> str:
-    """The message for a model that reads neither one end of the text nor all of it."""
-    return (
-        f"{name} predicts neither from its first or last token nor from the mean of all, so no row of"
-        " attention makes the prediction"
-    )
 
 
 def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool = False) -> Answer:
