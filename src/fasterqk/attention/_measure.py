@@ -59,9 +59,6 @@ class Nulls:
 
     Raises:
         InputError: ``draws`` is not a whole number from 0 to 1000.
-
-    >>> Nulls(draws=10).draws
-    10
     """
 
     draws: int = 1
@@ -89,14 +86,13 @@ class Passes:
 
     Arguments:
         batch_size: The most instances per batch; the result does not depend on it.
-        max_weights: The most attention weights to hold at once, by smaller batches of long instances; None
-            for no limit.
+        max_weights: The most attention weights to hold at once, or None; long instances get small batches.
         only: The names of the attention scores to compute; by default all.
         by_layer: Also compute the attention scores of each layer alone.
         progress: Called as ``progress(done, total)`` after each batch.
 
-    >>> Passes(batch_size=8, by_layer=True).batch_size
-    8
+    Raises:
+        InputError: ``batch_size`` is not a whole number from 1 on, or ``only`` names an unknown score.
     """
 
     batch_size: int = 32

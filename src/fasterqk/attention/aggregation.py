@@ -161,8 +161,8 @@ class Aggregation:
             without special tokens, on which encoders leave much of their attention, and in causal models
             without the first token, where attention sinks gather.
 
-    >>> Aggregation.parse("layer:2/head:1").head
-    1
+    Raises:
+        InputError: A value is unknown or impossible, or ``layer`` does not fit the method.
     """
 
     method: Method = "rollout"

@@ -125,13 +125,14 @@ class Measurement(Rowwise):
     @property
     def counts(self) -> str:
         """The number of instances, and what could not be measured on them."""
-        count, relevant = len(self.instances), int(self.relevant.sum())
         cut, lost = (sum(getattr(x, name) for x in self.instances) for name in ("truncated", "relevance_cut"))
-        text = f"{count} instances, {count - relevant} of them without a relevant token."
-        if not relevant:
-            text = (
-                f"{count} instances. The data does not say which tokens are relevant, so attention on"
-                " relevant tokens and plausibility are left out."
+        text = f"{len(self.instances)} instances"
+        if self.relevant.any():
+            text += f", {int((~self.relevant).sum())} of them without a relevant token."
+        else:
+            text += (
+                ". The data does not say which tokens are relevant, so attention on relevant tokens and"
+                " plausibility are left out."
             )
         if cut:
             text += f" {cut} were cut to what the model reads"
@@ -566,14 +567,12 @@ class Summary:
         """The document that ``fasterqk measure --json`` prints."""
         scores = nested(self.scores)
         concentration = scores.pop("concentration", {})
-        before = [name for name in ("accuracy", "mrta", "ac", "acmc") if name in scores]
-        random = {
-            name: value for name, value in self.null.items() if ScoreName.parse(name).score.null == "random"
-        }
+        first = ("accuracy", "mrta", "ac", "acmc")
+        random = {name: x for name, x in self.null.items() if ScoreName.parse(name).score.null == "random"}
         document: dict[str, Any] = {
             "n": self.n,
             "n_without_relevance": self.n_without_relevance,
-            **{name: scores.pop(name) for name in before},
+            **{name: scores.pop(name) for name in first if name in scores},
             "dtap": self.dtap,
             "dtap_edges": self.dtap_edges,
             **scores,
