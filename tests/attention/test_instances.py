@@ -308,7 +308,7 @@ def test_a_label_outside_the_classes(word_pieces, label):
     with pytest.raises(InputError) as raised:
         encode_for_classifier([words("a", relevance=[1], label=label)], word_pieces, CLASSES, 64)
     assert str(raised.value) == (
-        f"'data.jsonl' line 4: the label {label!r} is none of the model's classes (0 = 'bad', 1 = 'good')"
+        f"'data.jsonl' line 4: the label {label!r} is not a class of the model (0 = 'bad', 1 = 'good')"
     )
 
 

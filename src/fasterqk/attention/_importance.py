@@ -36,7 +36,7 @@ METHODS = {
 
 @dataclass(frozen=True, eq=False)
 class Importance:
-    """Where the importance of tokens comes from, under the ``name`` that tables show.
+    """The source of an importance, under the ``name`` that tables show.
 
     Exactly one of three is set: the ``aggregation`` of attention, a ``method`` of ``METHODS``, or the
     ``values`` themselves, one array per instance.
@@ -234,7 +234,7 @@ def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> N
 
 
 def _first_difference(theirs: Sequence[Any], ours: Sequence[str]) -> int | None:
-    """Where two lists of token texts first differ, apart from white space marks and case; else None."""
+    """The first place at which token texts differ, apart from white space marks and case; None if equal."""
     for place, pair in enumerate(zip(theirs, ours, strict=True)):
         their_text, our_text = (_plain(text) for text in pair)
         # Byte-level tokenizers write characters beyond ASCII differently.

@@ -46,7 +46,7 @@ VARIANTS_IN_MEMORY = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Nulls:
-    """What the scores are compared with, besides uniform attention.
+    """Random rankings and stronger nulls, with which scores are compared besides uniform attention.
 
     Arguments:
         draws: How many random rankings to draw per instance; faithfulness and plausibility of attention are
@@ -197,7 +197,7 @@ def _measured(
     passes: Passes,
     notes: list[str],
 ) -> Measurement:
-    # Neighbours in length share a batch, so that little is spent on padding.
+    # Texts of similar length share a batch, which keeps padding short.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
     lengths = np.array([len(instances[i].tokens) for i in order])
     patterns, heads, causal = _patterns(model, instances[order[-1]], passes.max_weights)
@@ -318,8 +318,7 @@ def batches(
 def _patterns(
     model: Measurable, longest: Instance, max_weights: int | None
 ) -> tuple[list[Pattern | None], list[int], bool]:
-    """Of each layer, the pattern (None if the model shows its mask) and the number of heads; and whether all
-    layers are causal.
+    """The pattern (None if the model shows its mask) and number of heads of each layer; are all causal?
 
     A model that states its pattern has it in all layers. A pattern that neither states nor shows is guessed
     from the weights on the longest instance.

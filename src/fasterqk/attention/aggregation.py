@@ -25,7 +25,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which keys a query may see, for models that do not show their mask: only earlier ones, or all."""
+    """The keys that a query may see, for models that do not show their mask: earlier ones only, or all."""
 
     causal: bool
 

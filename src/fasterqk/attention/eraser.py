@@ -42,8 +42,8 @@ def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[
     (name, count), *_ = Counter(instance.id for instance in instances).most_common(1)
     if count > 1:
         raise InputError(
-            f"two instances have the id {name!r}; ERASER tells instances apart by their id, so give each its"
-            " own: Instance(..., id='1')"
+            f"two instances have the id {name!r}, by which ERASER identifies them; give each its own:"
+            " Instance(..., id='1')"
         )
     order = sorted(range(len(instances)), key=lambda number: not instances[number].rationale.any())
     rated = [number for number in order if instances[number].rationale.any()]

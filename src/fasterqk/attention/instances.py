@@ -97,7 +97,7 @@ class Instance:
 
     @property
     def texts_of_tokens(self) -> tuple[str, ...]:
-        """The tokens as text; their ids where there is no text."""
+        """The tokens as text, or their ids if the instance has no text."""
         return self.pieces or tuple(str(token) for token in self.tokens)
 
     @property
@@ -580,4 +580,4 @@ def _label(example: Example, classes: Sequence[str]) -> int:
     if isinstance(example.label, int) and 0 <= example.label < len(classes):
         return example.label
     known = ", ".join(f"{number} = {name!r}" for number, name in enumerate(classes))
-    raise InputError(f"{example.where}: the label {example.label!r} is none of the model's classes ({known})")
+    raise InputError(f"{example.where}: the label {example.label!r} is not a class of the model ({known})")
