@@ -277,11 +277,9 @@ class HuggingFaceCausal:
 
 def _with_target(batch: Batch) -> Batch:
     """The batch with each target appended to its prompt."""
-    target = {"tokens": batch.target, "real": batch.target_real}
+    target: dict[str, Any] = {"tokens": batch.target, "real": batch.target_real}
     target |= dict.fromkeys(("rankable", "relevance", "hidden"), np.zeros(batch.target.shape, dtype=bool))
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(batch, name), values], 1) for name, values in target.items()
-    }
+    joined = {name: np.concatenate([getattr(batch, name), values], 1) for name, values in target.items()}
     return replace(batch, **joined).keep(joined["real"])
 
 

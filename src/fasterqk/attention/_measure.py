@@ -222,7 +222,9 @@ def _measured(
     parts: list[list[Rowwise]] = []
     by_instance: list[list[Numbers]] = [[] for _ in (*requested, *random)]
     faithful: list[list[list[Faithfulness]]] = [[[] for _ in by_instance] for _ in removals]
-    variants, waiting = Variants(), []  # with the lists that wait for their faithfulness
+    variants = Variants()
+    # The lists that wait for faithfulness, with the functions that compute it from all outcomes.
+    waiting: list[tuple[list[Faithfulness], Callable[[Numbers], Faithfulness]]] = []
     # The share of the work that reading the full texts takes; predicting variants takes the rest.
     reading = 1 / (1 + 2 * sum(len(removal.percents) for removal in removals) * len(by_instance))
 

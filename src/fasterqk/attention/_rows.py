@@ -96,7 +96,8 @@ class ReadRows:
         attention = {how: as_array(taken(aggregate(layers, read, allowed, how))) for how in hows}
         null_weights = as_array(taken(aggregate_null(allowed, len(layers), read, hows[0])))
         added = (0, 0), (0, real.shape[1] - batch.tokens.shape[1])
-        relevance, rankable = (np.pad(of[instance], added) for of in (batch.relevance, batch.rankable))
+        relevance = np.pad(batch.relevance[instance], added)
+        rankable = np.pad(batch.rankable[instance], added)
         words = rankable & (np.arange(real.shape[1]) != real.argmax(1)[:, None]) if causal else rankable
         words = np.where(words.any(1, keepdims=True), words, rankable)  # a text of one word keeps it
         for how in hows:

@@ -167,10 +167,10 @@ def faithfulness(
     are known. Special tokens are always kept. An input that removal would leave empty keeps its least
     important token. :func:`fasterqk.attention.measure` predicts the variants of all batches together.
     """
-    *variants, skipped = perturb(batch, importance, removal)
+    perturbed = perturb(batch, importance, removal)
     whole = checked_outcomes(predict(batch) if whole is None else whole, batch)
-    alone, without = ([checked_outcomes(predict(x), x) for x in kind] for kind in variants)
-    return faithfulness_of(batch, removal, whole, alone, without, skipped)
+    alone, without = ([checked_outcomes(predict(x), x) for x in kind] for kind in perturbed[:2])
+    return faithfulness_of(batch, removal, whole, alone, without, perturbed[2])
 
 
 def perturb(
@@ -187,7 +187,8 @@ def perturb(
             f"importance has shape {importance.shape}, but the batch {batch.tokens.shape}; give one number"
             " per token"
         )
-    alone, without = [], []
+    alone: list[Batch] = []
+    without: list[Batch] = []
     counts = [np.zeros(len(batch), dtype=np.int64)]
     for percent in removal.percents:
         top = top_percent(importance, batch.rankable, percent, removal.rounding)
@@ -411,13 +412,16 @@ class Variants:
         sees: NDArray[np.bool_] | None = None,
     ) -> Callable[[NDArray[np.float64]], Faithfulness]:
         """Add what a ranking by ``importance`` needs; returns the function of all outcomes that scores it."""
-        alone, without, skipped = perturb(batch, importance, removal, sees)
+        perturbed = perturb(batch, importance, removal, sees)
         whole = checked_outcomes(whole, batch)
         self.add(batch, whole)
-        numbers = [[self.add(variant) for variant in variants] for variants in (alone, without)]
-        return lambda outcomes: faithfulness_of(
-            batch, removal, whole, *([outcomes[of_k] for of_k in kind] for kind in numbers), skipped
-        )
+        alone, without = ([self.add(variant) for variant in kind] for kind in perturbed[:2])
+
+        def score(outcomes: NDArray[np.float64]) -> Faithfulness:
+            kept, rest = ([outcomes[numbers] for numbers in kind] for kind in (alone, without))
+            return faithfulness_of(batch, removal, whole, kept, rest, perturbed[2])
+
+        return score
 
     def ask(
         self, predict: Predict, tokens: int, progress: Callable[[float], None] | None = None

@@ -264,7 +264,7 @@ def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggrega
 def _removals(arguments: argparse.Namespace, mask_token: int | None) -> list[Any]:
     from fasterqk.attention import Removal
 
-    percents = arguments.rationale_k or _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
+    percents: Any = arguments.rationale_k or _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
     return [Removal(how, mask_token if how == "mask" else None, *percents) for how in arguments.remove]
 
 
