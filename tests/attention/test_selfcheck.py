@@ -173,7 +173,8 @@ def test_a_classifier_that_averages_is_read_at_all_tokens():
     half = [(row + 1 / len(row)) / 2 for row in found.importance]
     for ours, theirs in zip(rollout.importance, half, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-6)
-    assert rollout.layers[0].columns["mass"] == pytest.approx(found.columns["mass"])
+    for name in ("mass", "null_mass"):
+        assert rollout.layers[0].columns[name] == pytest.approx(found.columns[name])
 
 
 class Largest(Pooling):

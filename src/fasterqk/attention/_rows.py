@@ -148,11 +148,15 @@ class ReadRows:
         for weights, null, layer, visible in pairs:
             visible_keys = as_array(visible) * (words if self.words_alone else 1)
             masses["mass"].append(self.mean(self.rows.mass(weights)))
-            masses["null_mass"].append(self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1)))
+            null_mass = (visible_keys * relevance).sum(1) / visible_keys.sum(1)
+            if self.reading.pooled:  # averaged over rows that may see different keys
+                null_mass = self.rows.mass(null)
+            masses["null_mass"].append(self.mean(null_mass))
             columns = {name: values[-1] for name, values in masses.items()}
             heads = among(as_array(layer), words[:, None]) if self.words_alone else as_array(layer)
             columns["entropy"] = self.mean(entropy(heads).mean(1))
-            columns["null_entropy"] = self.mean(np.log(visible_keys.sum(1)))
+            null_entropy = entropy(null) if self.reading.pooled else np.log(visible_keys.sum(1))
+            columns["null_entropy"] = self.mean(null_entropy)
             parts.append(Rowwise(columns, self._nulls(weights, null, numbers, stronger)))
         average = {name: np.mean(values, axis=0) for name, values in masses.items()}
         weights, null = np.mean(layers, axis=0), np.mean(uniform, axis=0)
