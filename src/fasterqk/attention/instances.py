@@ -504,8 +504,10 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
         relevance = _token_relevance(example, offsets.tolist(), pieces) * ~special
         prompt = tokens[:start], ~special[:start], relevance[:start]
         places = _places(offsets, special)[:start]
-        answer: dict[str, Any] = {"target": tokens[of_target], "pieces": pieces[:start], "places": places}
-        instances.append(Instance(*prompt, **answer, **_origin(example)))
+        instance = Instance(
+            *prompt, target=tokens[of_target], pieces=pieces[:start], places=places, **_origin(example)
+        )
+        instances.append(instance)
     return instances
 
 
