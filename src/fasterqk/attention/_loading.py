@@ -245,7 +245,7 @@ def self_check(model: Measurable, instances: Sequence[Instance]) -> tuple[list[s
     batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]])
     shorter = by_length[:: max(1, len(instances) // (2 * _CHECKED))][:_CHECKED]  # from the shorter half
     several = collate(shorter)
-    module = getattr(model, "model", None)
+    module: Any = getattr(model, "model", None)
     half = isinstance(module, nn.Module) and any(weight.dtype in HALF for weight in module.parameters())
     rounding = _HALF_ROUNDING if half else ROUNDING
     predicted = model.predict(batch)

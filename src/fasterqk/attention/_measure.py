@@ -257,8 +257,8 @@ def _measured(
                 passes.batch_size * int(lengths[-1]) if passes.batch_size > 1 else 0,
                 lambda share: tell(stop, predicted + share * (stop - predicted)),  # noqa: B023
             )
-            for results, rank in waiting:
-                results.append(rank(outcomes))
+            for scored, rank in waiting:
+                scored.append(rank(outcomes))
             variants, waiting, predicted = Variants(), [], stop
         tell(stop, predicted if waiting else stop)
     if gaps:
