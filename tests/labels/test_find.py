@@ -97,6 +97,8 @@ def test_labels_may_be_a_function() -> None:
         ({"in_proj.weight": [(0, 0, 8, "q"), (0, 4, 24, "k")]}, "do not cover"),
         ({"in_proj.weight": [(5, 0, 24, "q")]}, "do not cover"),
         ({"in_proj.weight": [8]}, r"list of \(axis, start, stop, role\)"),
+        ({"in_proj.weight": [(0, 0.0, 24.0, "q")]}, "do not cover"),
+        ({0: "q"}, "labels= has the key 0"),
         (["q"], "labels are a mapping"),
     ],
 )
@@ -107,6 +109,8 @@ def test_bad_labels_are_quoted(labels: object, message: str) -> None:
 
 def test_verify_true_demands_the_probe() -> None:
     plain = nn.MultiheadAttention(WIDTH, 2)
+    with pytest.raises(InputError, match="verify is True, False"):
+        find_circuits(plain, verify=1)  # type: ignore[arg-type]
     assert {s.decided_by for s in find_circuits(plain, verify=False)} == {"registry", "name"}
     assert {s.decided_by for s in find_circuits(plain, verify=True)} == {"registry+probe", "name+probe"}
     with pytest.raises(InputError, match="did not reach 1 attention blocks"):
@@ -163,6 +167,7 @@ def test_tied_weights_appear_once_and_are_shared_when_they_serve_both() -> None:
         assert found["embed.weight"] == ["rest"] and "head.weight" not in found
         assert found["k_proj.weight"] == ["shared"] and "v_proj.weight" not in found
         assert found["v_proj.bias"] == ["v"]
+    assert roles(find_circuits(Tied(), {"k_proj.weight": "k"}))["k_proj.weight"] == ["k"]
 
 
 def test_frozen_and_quantised_weights_are_labelled() -> None:

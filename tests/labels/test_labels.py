@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+from fasterqk import LogitMonitor, qk_clip
 from fasterqk.errors import InputError
 from fasterqk.labels import find_circuits
 from fasterqk.optim import check_circuits, make_optimizer, normalize_gradients, param_groups, scale_circuits
@@ -190,4 +191,17 @@ def test_labels_or_circuits() -> None:
         lambda: normalize_gradients(model, {"qk": 1.0}, **both),
     ):
         with pytest.raises(InputError, match="give labels= or circuits=, not both"):
+            call()
+
+
+@pytest.mark.parametrize("other", [nn.MultiheadAttention(2 * WIDTH, 2), nn.TransformerEncoderLayer(WIDTH, 2)])
+def test_circuits_of_another_model_are_refused(other: nn.Module) -> None:
+    circuits = find_circuits(other, heads=True)
+    model = nn.MultiheadAttention(WIDTH, 2)
+    for call in (
+        lambda: scale_circuits(model, qk=2.0, circuits=circuits),
+        lambda: qk_clip(model, optim.SGD(model.parameters(), lr=1e-3), circuits=circuits),
+        lambda: LogitMonitor(model, circuits=circuits),
+    ):
+        with pytest.raises(InputError, match="which this model does not have in that size"):
             call()

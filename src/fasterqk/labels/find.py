@@ -20,6 +20,7 @@ How a label comes about, in this order:
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import Any, Literal, cast, get_args
 
 from torch import nn
@@ -88,7 +89,7 @@ def find_circuits(
     >>> find_circuits(nn.MultiheadAttention(8, 2), labels={"out_proj.*": "rest"})[-1].role
     'rest'
     """
-    if verify not in (True, False, "auto"):
+    if verify is not True and verify is not False and verify != "auto":
         raise InputError(f'verify is True, False or "auto", not {verify!r}')
     model = uncompiled(model)
     by_user = roles_from_labels(labels, model)
@@ -127,6 +128,13 @@ def given_or_found(
             f"circuits= takes what find_circuits returns, not a {type(circuits).__name__}; "
             "patterns of parameter names are labels="
         )
+    sizes = {name: value.numel() for name, value in model.named_parameters(remove_duplicate=False)}
+    for name, parts in groupby(circuits, lambda part: part.parameter):
+        if sizes.get(name) != sum(part.numel for part in parts):
+            raise InputError(
+                f"circuits= names {name!r}, which this model does not have in that size; "
+                "call find_circuits on the model that is trained"
+            )
     return circuits
 
 
@@ -239,6 +247,10 @@ def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, tupl
                 f"labels={labels!r} holds optimizer options: pass it to make_optimizer as rules={labels!r}"
             )
         for pattern, value in labels.items():
+            if not isinstance(pattern, str):
+                raise InputError(
+                    f"labels= has the key {pattern!r}; keys are patterns of names, such as '*.rel'"
+                )
             for name in _matched(model, pattern, parameters, in_model):
                 values.setdefault(name, value)
     else:
@@ -282,8 +294,9 @@ def _from_label(name: str, value: Any, parameter: nn.Parameter) -> tuple[Slice, 
             f"the label of {name!r} is {value!r}; give a role or a list of (axis, start, stop, role)"
         ) from None
     ends = [0, *(stop for _, _, stop, _ in spans)]
-    fits = len(axes) == 1 and all(isinstance(axis, int) and 0 <= axis < parameter.dim() for axis in axes)
     starts = [start for _, start, _, _ in spans]
+    whole_numbers = all(isinstance(number, int) for number in (*axes, *starts, *ends))
+    fits = whole_numbers and len(axes) == 1 and 0 <= spans[0][0] < parameter.dim()
     if not fits or starts != ends[:-1] or ends[-1] != parameter.shape[spans[0][0]]:
         raise InputError(
             f"the slices {list(value)!r} do not cover {name!r} of shape {tuple(parameter.shape)} exactly once"
@@ -325,7 +338,7 @@ def _assemble(
             parts = [replace(whole, role=_outside(name, verdict))]
         else:
             parts = verdict.slices(name, heads)
-        if _crosses(model, verdict, parts, parameter, names[id(parameter)]):
+        if name not in by_user and _crosses(model, verdict, parts, parameter, names[id(parameter)]):
             parts = [replace(whole, role="shared")]
         elif heads and scope is not None and not verdict.is_linear(name):
             parts = slices_by_head(model, scope, parameter, parts, verdict.evidence)
