@@ -377,6 +377,12 @@ def test_a_row_that_sees_no_key_has_no_attention() -> None:
     assert not captured[0][:, :, 2].any()
 
 
-def test_rows_are_whole_numbers() -> None:
-    with pytest.raises(InputError, match="rows are whole numbers, one per instance, not"):
-        capture(OwnAttention(), states(), rows=torch.tensor([1.0, 2.0]))
+@pytest.mark.parametrize("rows", [[1, 2], torch.tensor([1.0, 2.0]), torch.tensor([1, -1]), torch.ones(2) > 0])
+def test_rows_are_positions(rows: object) -> None:
+    with pytest.raises(InputError, match="rows is a tensor of query positions, one per instance, not"):
+        capture(OwnAttention(), states(), rows=rows)  # type: ignore[arg-type]
+
+
+def test_lazy_layers_have_no_graph() -> None:
+    with pytest.raises(InputError, match="lazy=True keeps no graph"):
+        capture(OwnAttention(), states(), lazy=True, differentiable=True)

@@ -429,8 +429,13 @@ def capture(
     (3, torch.Size([1, 2, 5, 5]))
     """
     model = uncompiled(model)
-    if rows is not None and (rows.dim() != 1 or rows.is_floating_point() or rows.is_complex()):
-        raise InputError(f"rows are whole numbers, one per instance, not {rows.tolist()!r:.80}")
+    if rows is not None:
+        positions = isinstance(rows, Tensor) and rows.dim() == 1 and rows.dtype in (torch.int64, torch.int32)
+        if not positions or bool((rows < 0).any()):
+            shown = " ".join(repr(rows).split())
+            raise InputError(f"rows is a tensor of query positions, one per instance, not {shown:.80}")
+    if lazy and differentiable:
+        raise InputError("lazy=True keeps no graph of attention; give it or differentiable=True, not both")
     captured, shapes = _captured(model, inputs, differentiable, forward, rows, masks, lazy)
     batch = _batch(inputs)
     joint = [i for i, shape in enumerate(shapes) if len(shape) == 3 and min(captured[i].shape[:2]) > 1]
