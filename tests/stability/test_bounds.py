@@ -190,3 +190,11 @@ def test_logits_with_a_bias_have_no_bound_from_weights():
 def test_other_ways_are_refused():
     with pytest.raises(InputError, match="way='guess' is not one of exact, sampled, bound, weights"):
         LogitMonitor(nn.TransformerEncoderLayer(8, 2), way="guess")
+
+
+def test_only_the_last_pass_of_a_norm_is_kept():
+    model = randomised(Layer("layer", HEADS, True, False, None), 0, 0.1)
+    monitor = LogitMonitor(model, optim.SGD(model.parameters(), lr=0.0), way="weights")
+    for _ in range(3):
+        model(torch.randn(2, LENGTH, WIDTH))
+    assert list(monitor._weights._normed) == [model.norm]

@@ -557,6 +557,11 @@ def test_what_cannot_be_clipped_is_refused():
     model = Normalised()
     with pytest.raises(InputError, match="not trained by this optimizer"):
         qk_clip(model, optim.SGD(model.v_proj.parameters(), lr=0.1))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="there is nothing to clip"):
+        qk_clip(model, optimizer, labels={"[qk]_*": "rest"})
+    with pytest.raises(InputError, match="not 'gpt2'"):
+        qk_clip("gpt2", optimizer)
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])

@@ -392,15 +392,19 @@ def test_lengths_of_queries_keys_and_values():
 
 
 class Counting(nn.Module):
-    """Attention with dropout and a buffer that counts passes."""
+    """Attention with dropout; buffers and an attribute count passes."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(8, 2, dropout=0.2, batch_first=True)
         self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("calls", torch.zeros(()))
+        self.count = 0
 
     def forward(self, x):
         self.passes += 1
+        self.calls = self.calls + 1
+        self.count += 1
         return self.layer(x)
 
 
@@ -421,7 +425,7 @@ def test_a_sample_is_one_more_pass_that_changes_nothing(compile):
 
     model, monitor = trained(way="sampled", instances=2, explain=True)
     plain, _ = trained()
-    assert model.passes == 3
+    assert model.passes == model.calls == model.count == 3
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
     assert [logits.way for logits in monitor.history] == ["sampled", "sampled"]
     assert "logits/max_sampled" in monitor.last.log() and "logits/max" not in monitor.last.log()
@@ -503,8 +507,8 @@ def test_heat_maps_and_the_page(tmp_path):
     assert "No reading" in monitor._repr_html_()
     for _ in range(3):
         model(torch.randn(3, 1, 8))
-        assert monitor.last
-    shown = monitor._repr_html_()
+        shown = monitor._repr_html_()
+        assert "<td" in shown
     assert "&lt;b&gt;.self_attn" in shown and "<b>" not in shown
     assert shown.count("<td") == 2 * (2 + 4) and shown.count("<polyline") == 12  # two numbers, six heads
     page = monitor.write(tmp_path / "logits.html").read_text()
@@ -587,3 +591,77 @@ class Written(nn.Module):
     def forward(self, x):
         weights = nn.functional.softmax(self.form(self.products(x), self.bias), -1)
         return self.o_proj((weights @ self.heads(self.v_proj(x))).transpose(1, 2).flatten(2))
+
+
+def test_a_maximum_subtracted_by_name_is_no_part_of_a_logit():
+    model = large(Written(lambda p, b: torch.sub(p, other=p.amax(-1, keepdim=True))))
+    monitor = LogitMonitor(model)
+    x = torch.randn(3, 6, 8)
+    model(x)
+    torch.testing.assert_close(monitor.last.readings[""].logit, model.products(x).amax((0, 2, 3)))
+
+
+class Masked(Written):
+    """Torch's kernel with a mask."""
+
+    def forward(self, x):
+        q, k, v = (self.heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, self.form)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("instances", [2, 3])
+@pytest.mark.parametrize("axes", [2, 3, 4])
+def test_a_mask_is_broadcast_as_torch_does(axes, instances):
+    """One of three axes has one mask for each head, however many instances there are."""
+    mask = torch.stack([torch.eye(6), torch.ones(6, 6)]).bool()
+    mask = mask[0] if axes == 2 else mask[(None,) * (axes - 3)]
+    model = large(Masked(mask))
+    monitor = LogitMonitor(model)
+    x = torch.randn(instances, 6, 8)
+    model(x)
+    expected = (model.products(x) / 2).masked_fill(~mask, -math.inf).amax((0, 2, 3))
+    torch.testing.assert_close(monitor.last.readings[""].logit, expected)
+
+
+class Preallocated(Written):
+    """Megatron's products: into memory that is not read."""
+
+    def products(self, x):
+        q, k = (self.heads(project(x)).flatten(0, 1) for project in (self.q_proj, self.k_proj))
+        memory = torch.full((len(q), 6, 6), math.nan)
+        return torch.baddbmm(memory, q, k.mT, beta=0.0, alpha=0.5).unflatten(0, (-1, 2))
+
+
+def test_memory_that_a_product_is_written_into_is_no_bias():
+    model = large(Preallocated(lambda p, b: p))
+    monitor = LogitMonitor(model)
+    x = torch.randn(3, 6, 8)
+    model(x)
+    reading = monitor.last.readings[""]
+    assert torch.equal(reading.product, model.products(x).amax((0, 2, 3))) and not reading.biased
+
+
+class SinkFirst(Written):
+    """A sink in front of the keys, so that no column of the logits is that of its product."""
+
+    def forward(self, x):
+        products = self.products(x).masked_fill(HIDDEN, -math.inf)
+        weights = torch.cat([torch.zeros_like(products[..., :1]), products], -1).softmax(-1)[..., 1:]
+        return self.o_proj((weights @ self.heads(self.v_proj(x))).transpose(1, 2).flatten(2))
+
+
+def test_a_sink_in_front_of_the_keys_is_not_read_as_one():
+    model = large(SinkFirst(None))
+    monitor = LogitMonitor(model)
+    with pytest.warns(UserWarning, match="leaves out a block"):
+        model(torch.randn(3, 6, 8))
+    with pytest.raises(InputError, match="no training pass was read"):
+        _ = monitor.last
+
+
+def test_a_batch_is_not_kept_for_a_reading_that_needs_none():
+    model = large(Custom())
+    exact, sampled = LogitMonitor(model), LogitMonitor(model, way="sampled")
+    model(torch.randn(3, 5, 8))
+    assert exact._inputs is None and sampled._inputs is not None

@@ -35,7 +35,7 @@ class WeightBounds:
         self._model = model
         self._known: dict[str, _Bilinear] = {}
         self._inputs: dict[nn.Module, list[Tensor]] = {}
-        self._normed: list[tuple[Tensor, Tensor, nn.Module]] = []
+        self._normed: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # the last input and output of each norm
         self.unknown: dict[str, str] = {}
 
     @contextmanager
@@ -59,7 +59,7 @@ class WeightBounds:
 
     def _norm(self, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
-            self._normed.append((args[0], output, module))
+            self._normed[module] = args[0], output
 
     @torch.no_grad()
     def learn(self, block: AttentionBlock, scores: Scores, biased: bool) -> None:
@@ -82,7 +82,7 @@ class WeightBounds:
         owner = self._model.get_submodule(next(iter(names)))
         inputs = self._inputs.get(owner, [])
         place = 1 if role == "k" and isinstance(owner, nn.MultiheadAttention) else 0
-        for before, after, module in reversed(self._normed):
+        for module, (before, after) in self._normed.items():
             if place < len(inputs) and after is inputs[place]:
                 norm = _Norm.of(module, before, after)
                 return _Side(self._model, owner, norm, sorted(parts, key=lambda part: part.head or 0)), after

@@ -125,9 +125,11 @@ def qk_clip(
         raise InputError(f"alpha={alpha!r} is not a number between 0 and 1")
     if not isinstance(unwrapped(optimizer), torch.optim.Optimizer):
         raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
-    compiled, model = _is_compiled(model), uncompiled(model)
+    inner = uncompiled(model)
+    compiled, model = _is_compiled(model), inner
     labelled = given_or_found(model, circuits, labels, heads=True)
-    if all(part.head is None for part in labelled if part.role in ("q", "k")):
+    heads = [part.head for part in labelled if part.role in ("q", "k")]
+    if heads and all(head is None for head in heads):
         raise InputError(
             "qk_clip needs labels per head: set num_heads on the attention modules"
             if circuits is None
@@ -402,7 +404,7 @@ def _clippable(
                 raise InputError(f"{name} also makes the queries or keys of {owners[id(weight)]}: it is tied")
         clippable.append(scaled)
     if not clippable:
-        raise InputError("the queries and keys of this model are frozen: there is nothing to clip")
+        raise InputError("no queries or keys of this model are trained: there is nothing to clip")
     return clippable
 
 

@@ -42,7 +42,7 @@ from fasterqk.stability._logits import (
     take_bounds,
 )
 from fasterqk.stability._scores import LogitReading, Scores, Way, joined
-from fasterqk.trace.isolated import random_states_kept
+from fasterqk.trace.isolated import attributes_kept, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, uncompiled
 
 _WAYS = ("exact", "sampled", "bound", "weights")
@@ -176,6 +176,8 @@ class LogitMonitor(Observer):
         return write_text(Path(path), page(self.history, self.limit) if self.last else "")
 
     def _repr_html_(self) -> str:
+        if not self._by_steps:
+            self._end()
         if not self.history:
             return "<p>No reading yet.</p>"
         return heat_maps(self.history, self.limit, ("logit", "entropy"))
@@ -193,7 +195,7 @@ class LogitMonitor(Observer):
                     if self._watch is not None and block.module is model and self.way != "bound":
                         self._watch.enter(block, model, args)  # a hook added now would miss this pass
             self.steps += 1
-        if self._reading:
+        if self._reading and (self.explain or self.way == "sampled"):
             self._inputs = args, kwargs
 
     def _after_pass(self, model: nn.Module, args: Any, output: Any) -> None:
@@ -289,10 +291,9 @@ class LogitMonitor(Observer):
 
         args, kwargs = tree_map(first_instances, self._inputs)
         watch = Watch(self._blocks, see, self._leave_out, any_pass=True)
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # such as running statistics
         self._extra = True
         try:
-            with torch.no_grad(), nothing_compiled(), random_states_kept():
+            with torch.no_grad(), nothing_compiled(), random_states_kept(), attributes_kept(model):
                 torch.manual_seed(self.steps)  # the same dropout before and after a step
                 model(*args, **kwargs)
         except Exception as error:
@@ -301,8 +302,6 @@ class LogitMonitor(Observer):
         finally:
             self._extra = False
             watch.remove()
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
     def _end(self) -> None:
         """Publish what was read as the newest logits, and remove what observes a step that is read."""

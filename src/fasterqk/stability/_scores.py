@@ -209,7 +209,7 @@ class KernelScores(Scores):
         self.key = _key_axes(key.detach(), self.query)
         self.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         self.causal = causal
-        self.mask = None if mask is None else _mask_axes(mask.detach(), self.query)
+        self.mask = None if mask is None else _mask_axes(mask.detach(), query.shape[:-2], self.query)
         self.bias = self.mask if self.mask is not None and self.mask.is_floating_point() else None
         self.score_mod, self.mask_mod = score_mod, mask_mod
         self.value = None if value is None else _key_axes(value.detach(), self.query)
@@ -340,12 +340,16 @@ def _key_axes(key: Tensor, query: Tensor) -> Tensor:
     return key if key.dim() == 4 else key.reshape(len(query), -1, *key.shape[-2:])
 
 
-def _mask_axes(mask: Tensor, query: Tensor) -> Tensor:
-    """A mask with four axes, each as long as that of the scores, or 1."""
-    if mask.dim() == 3:
-        flat = len(mask) == query.shape[:2].numel()
-        return mask.reshape(len(query), -1, *mask.shape[1:]) if flat else mask[:, None]
-    return mask[None, None] if mask.dim() == 2 else mask.flatten(0, -4) if mask.dim() > 4 else mask
+def _mask_axes(mask: Tensor, leading: torch.Size, query: Tensor) -> Tensor:
+    """A mask with four axes, each as long as that of the scores, or 1.
+
+    ``leading`` are the axes of the queries before ``query`` got four; a mask is broadcast to them.
+    """
+    if mask.shape[:-2].numel() == 1:
+        return mask.reshape(1, 1, *mask.shape[-2:])
+    if len(leading) == 2:
+        return mask.reshape(-1, *mask.shape[-3:])
+    return mask.expand(*leading, -1, -1).reshape(*query.shape[:2], *mask.shape[-2:])
 
 
 # --- The trace: the scores that a block forms ---
@@ -418,8 +422,9 @@ class LogitTrace(AttentionTrace):
         vectors: tuple[Tensor, ...] = ()
         if not operation.equation and operation.func is not Tensor.__rmatmul__:
             vectors = (tensors[-2].detach(), tensors[-1].detach().transpose(-2, -1))
-        if operation.func in (torch.baddbmm, Tensor.baddbmm):
-            added = tensors[0].detach() * operation.kwargs.get("beta", 1)
+        beta = operation.kwargs.get("beta", 1)
+        if operation.func in (torch.baddbmm, Tensor.baddbmm) and beta:  # with 0 the first tensor is not read
+            added = tensors[0].detach() * beta
             pure = not bool(added.any())
             products = products if pure else torch.nan_to_num(products - added)
         setattr(output, self.tag, Products(products, pure=pure, vectors=vectors))
@@ -451,7 +456,7 @@ class LogitTrace(AttentionTrace):
             origin.products = origin.products.clone()
             origin.logits = None if origin.logits is None else origin.logits.clone()
         output = operation.run()
-        if not isinstance(output, Tensor) or not _holds(func, source, output):
+        if not isinstance(output, Tensor) or not _holds(operation, source, output):
             return output
         if func in _RESHAPED and args[0] is source:
             moved = output.detach() if origin.pure else func(origin.products, *args[1:], **kwargs)
@@ -462,9 +467,10 @@ class LogitTrace(AttentionTrace):
             setattr(output, self.tag, Products(output.detach()))  # a sum of products
         elif all(other.products is origin.products for other in others):
             before = origin.logits
-            if before is None and func in _SUBTRACTED and isinstance(args[-1], Tensor):
+            taken = operation.tensors[-1]
+            if before is None and func in _SUBTRACTED and taken is not source and taken.dim() > 2:
                 # One number per row is its maximum.
-                before = source.detach() if args[-1].dim() > 2 and args[-1].shape[-1] == 1 else None
+                before = source.detach() if taken.shape[-1] == 1 else None
             capped = origin.capped or func in _TANH
             origin = replace(origin, pure=False, capped=capped, logits=before)
             second = bool(args) and args[0] is not source
@@ -496,11 +502,15 @@ def _scaled(origin: Products, operation: Operation, source: Tensor, output: Tens
     return replace(origin, products=scaled(origin.products), logits=logits, hidden=hidden)
 
 
-def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
-    """Whether ``output`` still holds the scores in ``source``; a mask of their shape does not."""
+def _holds(operation: Operation, source: Tensor, output: Tensor) -> bool:
+    """Whether ``output`` still holds the scores in ``source``; a mask of their shape does not.
+
+    Scores must come first in a concatenation: columns behind them are sinks, any before would shift the keys.
+    """
+    func = operation.func
     if getattr(func, "__name__", "").endswith("_like") or not output.is_floating_point():
         return False
-    return carries(func, source, output) or (func is torch.cat and output.dim() == source.dim())
+    return carries(func, source, output) or (func is torch.cat and operation.tensors[0] is source)
 
 
 def _in_place(func: Any) -> bool:

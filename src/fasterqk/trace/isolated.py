@@ -117,6 +117,23 @@ def random_states_kept() -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Restore buffers (running statistics) and plain attributes (counters) of all modules on exit."""
+    modules = [module for module in model.modules() if not isinstance(module, ScriptModule)]
+    held = [attributes for module in modules for attributes in (vars(module), module._buffers)]
+    before = [dict(attributes) for attributes in held]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for attributes, values in zip(held, before, strict=True):
+            attributes.update(values)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
 def at_least_single(tensor: Tensor) -> Tensor:
     """``tensor`` in float32 if it has real numbers of fewer bits; a model in float64 makes its masks so."""
     narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
