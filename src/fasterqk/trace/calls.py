@@ -1,9 +1,10 @@
 """Attention calls: every softmax that weights values, however a model is written.
 
 ``AttentionTrace`` observes every torch function. A product of two activations makes scores, a softmax of them
-makes probabilities, and an ``AttentionCall`` is seen once these (after dropout, casts, masks, reshapes) are
-multiplied with values. Routers, gates and class probabilities never are. What belongs to a call is known by
-tags on the tensors. ``capture``, the probe of the labels and the first training pass use this one trace.
+makes probabilities, and an ``AttentionCall`` is complete once these (after dropout, casts, masks, reshapes)
+are multiplied with values. Routers, gates and class probabilities never are. Tags on the tensors connect the
+parts of a call. ``capture``, the label probe, the first training pass and the logit monitor build on this
+trace.
 """
 
 import inspect
@@ -113,10 +114,10 @@ _OTHER_SOURCES = ("encoder_hidden_states", "key_value_states", "cross_attention_
 
 @dataclass(eq=False)
 class Frame:
-    """One call of one module, while it runs and afterwards.
+    """One call of one module, during and after its forward pass.
 
     ``other_source``: its keys come from other hidden states than its queries. ``recorded``: attention was
-    recorded in it; ``explicit``: by the module itself.
+    recorded inside it. ``explicit``: the module recorded it itself.
     """
 
     name: str
@@ -128,14 +129,14 @@ class Frame:
 
 @dataclass(eq=False)
 class Running:
-    """The modules that are running in a forward pass: ``frames``, outermost first; ``entered`` are all."""
+    """The running modules of a forward pass (``frames``, outermost first), and all ``entered`` so far."""
 
     frames: list[Frame] = field(default_factory=list)
     entered: list[Frame] = field(default_factory=list)
 
     @contextmanager
     def watching(self, model: nn.Module, path: str = "") -> Iterator[None]:
-        """Follow the modules of ``model`` (at ``path`` of a larger one) until the end."""
+        """Follow the modules of ``model``, which may itself be at ``path`` of a larger one."""
         with ExitStack() as hooks:
             for name, module in model.named_modules(prefix=path):
                 if isinstance(module, ScriptModule):
@@ -164,7 +165,7 @@ def _other_source(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Queries times keys; the tensors are None if the trace keeps none."""
+    """Queries times keys; the tensors are None if the trace does not keep them."""
 
     query: Tensor | None = None
     key: Tensor | None = None
@@ -173,48 +174,22 @@ class Product:
 
 @dataclass(eq=False)
 class AttentionCall:
-    """One softmax, and what is known of the attention that it belongs to; None is unknown or not kept.
+    """One softmax and what is known about its attention; None means unknown or not kept.
 
-    A softmax may be of several ``products`` (scores that are added up or written piece by piece) and may
-    weight values several times: ``weights`` are the probabilities as they met ``values``, and made
-    ``contexts``. ``query``, ``key``, ``value`` and ``context`` are the first of each. ``frames`` are the
-    modules that were running, outermost first; ``module`` is the one that recorded the call itself, ``shape``
-    that of the probabilities. ``mask`` is true where the logits show that a query may see a key. ``lazy``
-    stands for probabilities that are computed when they are needed.
+    ``frames`` are the modules that were running, outermost first. ``module`` is the one that recorded the
+    call itself. ``shape`` is the shape of the probabilities. ``products`` has several members if scores are
+    added up or written piece by piece. ``mask`` is true where the logits show that a query may see a key.
+    ``lazy`` stands for probabilities that are computed on demand.
     """
 
     frames: tuple[Frame, ...]
     shape: tuple[int, ...] = ()
     probabilities: Tensor | None = None
-    logits: Tensor | None = None
     products: list[Product] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-    contexts: list[Tensor] = field(default_factory=list)
     module: nn.Module | None = None
     kind: Kind | None = None
     mask: Tensor | None = None
     lazy: Any = None
-
-    @property
-    def query(self) -> Tensor | None:
-        """The queries ``(..., query, width)``."""
-        return self.products[0].query if self.products else None
-
-    @property
-    def key(self) -> Tensor | None:
-        """The keys, as they were multiplied with the queries."""
-        return self.products[0].key if self.products else None
-
-    @property
-    def value(self) -> Tensor | None:
-        """The values, as they were multiplied with the probabilities."""
-        return self.values[0] if self.values else None
-
-    @property
-    def context(self) -> Tensor | None:
-        """The weighted values."""
-        return self.contexts[0] if self.contexts else None
 
 
 # --- The trace ---
@@ -232,13 +207,13 @@ _probing = ContextVar("the probe is running", default=False)
 
 
 def probing() -> bool:
-    """Whether the probe is running a model: observers of its training then look away."""
+    """Whether the probe is running a model; observers of its training ignore that pass."""
     return _probing.get()
 
 
 @contextmanager
 def probe_running() -> Iterator[None]:
-    """Within, ``probing()`` is true."""
+    """Make ``probing()`` true inside this context."""
     token = _probing.set(True)
     try:
         yield
@@ -259,7 +234,7 @@ class Operation:
 
     @property
     def axis(self) -> int | None:
-        """The axis of a softmax, counted from the end; None for logits of one axis, and if none is named."""
+        """The axis of a softmax, counted from the end; None for 1-D logits or if no axis is given."""
         axis = self.kwargs.get("dim", self.args[1] if len(self.args) > 1 else None)
         axes = self.tensors[0].dim()
         return None if axis is None or axes < 2 else axis if axis < 0 else axis - axes
@@ -270,12 +245,12 @@ class Operation:
         return self.args[0].replace(" ", "") if self.args and isinstance(self.args[0], str) else ""
 
     def term(self, operand: Tensor) -> tuple[str, str]:
-        """The letters of ``operand`` in an einsum, and those of its result (empty if it is not stated)."""
+        """The letters of ``operand`` in an einsum, and those of its result (empty if implicit)."""
         terms, _, result = self.equation.partition("->")
         return terms.split(",")[next(i for i, tensor in enumerate(self.tensors) if tensor is operand)], result
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """Of a product that makes scores: the operand with the queries, and the one with the keys."""
+        """The operands of a product of queries and keys, queries first."""
         left, right = self.tensors[-2:]
         terms, _, result = self.equation.partition("->")
         # Keys are along the last axis of the scores.
@@ -283,10 +258,9 @@ class Operation:
         return (right, left) if swapped else (left, right)
 
     def mixes_heads(self, weights: Tensor) -> bool:
-        """Whether a product of probabilities with a parameter mixes heads, instead of weighting values.
+        """Whether a product of probabilities with a parameter mixes heads instead of weighting values.
 
-        An einsum then keeps the axis of the keys; another product takes a square weight of the size of the
-        heads.
+        Such an einsum keeps the key axis; such a matrix product has a square weight, as large as the heads.
         """
         others = [tensor for tensor in self.tensors if tensor is not weights]
         if len(others) != 1 or not is_parameter(others[0]):
@@ -299,12 +273,12 @@ class Operation:
 
 
 class AttentionTrace(TorchFunctionMode):
-    """While active, finds attention calls: ``weighed`` is called when probabilities have met values.
+    """Find attention calls while active; ``weighed`` is called when probabilities have met values.
 
-    Subclasses override that, and whatever else they want to know or to change. Calls hold the tensors that an
-    override puts there; the trace itself keeps none alive, so it can run in a training pass. Torch's
-    attention kernels run in plain operations, which makes their softmax visible, unless ``kernel`` is
-    overridden. ``frames`` are the modules that are running, as :class:`Running` follows them.
+    Subclasses override ``weighed``, and other methods to see or change more. The trace itself keeps no tensor
+    alive, so it can run in a training pass. Unless ``kernel`` is overridden, torch's attention kernels run in
+    plain operations, which makes their softmax visible. ``frames`` are the running modules, as
+    :class:`Running` follows them.
 
     >>> class Printed(AttentionTrace):
     ...     def weighed(self, call):
@@ -314,14 +288,14 @@ class AttentionTrace(TorchFunctionMode):
     (1, 2, 5, 5)
     """
 
-    while_probing = False  # whether it observes what the probe runs
+    while_probing = False  # whether it observes passes of the probe
 
     def __init__(self, frames: Sequence[Frame] = ()) -> None:
         super().__init__()
         self.frames = frames
 
     def __enter__(self) -> Self:
-        # In a model that is compiled around hooks of FSDP2, dynamo would compile the trace itself.
+        # Dynamo would compile the trace itself in a model that is compiled around FSDP2's hooks.
         dispatch = AttentionTrace.__torch_function__
         if "torch._dynamo" in sys.modules and not hasattr(dispatch, "_torchdynamo_disable"):
             AttentionTrace.__torch_function__ = torch.compiler.disable(dispatch)  # type: ignore[method-assign]
@@ -362,7 +336,7 @@ class AttentionTrace(TorchFunctionMode):
         return output
 
     def scored(self, operation: Operation, scores: Tensor) -> Product:
-        """What is known of a product of two activations."""
+        """The record of a product of two activations."""
         return Product()
 
     def is_softmax(self, operation: Operation) -> bool:
@@ -378,7 +352,7 @@ class AttentionTrace(TorchFunctionMode):
         return output
 
     def weigh(self, operation: Operation, weights: Tensor) -> Any:
-        """The context: values weighted by probabilities, as they are or as ``weights`` were made of them."""
+        """The context: values weighted by probabilities, or by ``weights`` made from them."""
         output = operation.run()
         for tensor in operation.tensors:
             for call in getattr(tensor, PROBABILITIES, ()):
@@ -437,10 +411,10 @@ def innermost_with_weights(frames: Sequence[Frame]) -> str | None:
 
 
 def four_axes(tensor: Tensor, heads: int | None, batch: int | None = None) -> Tensor | None:
-    """``tensor`` as ``(batch, head, query, key)``; None if its axes are others.
+    """``tensor`` as ``(batch, head, query, key)``; None if it has other axes.
 
-    Older code keeps ``(batch * head, query, key)``; single-head code ``(batch, query, key)`` or
-    ``(query, key)``; grouped-query code may keep ``(batch, group, head in group, query, key)``.
+    Older code keeps ``(batch * head, query, key)``, single-head code ``(batch, query, key)`` or
+    ``(query, key)``, some grouped-query code ``(batch, group, head in group, query, key)``.
     """
     shape = tensor.shape
     if len(shape) == 2:
@@ -472,7 +446,7 @@ def probabilities_of(call: AttentionCall, name: str, batch: int | None) -> Tenso
 
 
 def not_four_axes(name: str, shape: tuple[int, ...]) -> InputError:
-    """The error for probabilities of which it is not known what their axes are."""
+    """The error for probabilities with unknown axes."""
     return InputError(
         f"attention of {name!r} has shape {shape}, which is not (batch, head, query, key); "
         "call fasterqk.trace.record(self, probabilities) with four axes in its forward"
@@ -517,7 +491,7 @@ def kinds_of(calls: Sequence[AttentionCall], names: Sequence[str]) -> tuple[Kind
 
 
 def _stack_root(name: str) -> str:
-    """The path up to the first number, which is the list of layers that contains this one."""
+    """The path up to the first number: the list of layers that contains this one."""
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[0]]) if numbers else name.rpartition(".")[0]

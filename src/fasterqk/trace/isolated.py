@@ -1,10 +1,9 @@
-"""``isolated``: a model (or a part of it) runs, and is afterwards exactly what it was.
+"""``isolated``: run a model (or a part of it) and leave it exactly as it was.
 
 A deep copy of a model does not always run itself. TRL, Accelerate, PEFT and many scripts replace
-``model.forward`` by a function that remembers the original's bound method; such a function is not copied, so
-the copy would run the original, and gradients would land there. Therefore the modules themselves run here.
-Everything they *hold* (parameters, buffers, caches, configurations, hooks) is exchanged for copies and put
-back at the end, whatever happens in between.
+``model.forward`` by a function that holds the original's bound method. Such a function is not copied, so the
+copy would run the original, and gradients would land there. Therefore the modules themselves run here, while
+everything they *hold* (parameters, buffers, caches, configurations, hooks) is exchanged for copies.
 """
 
 import copy
@@ -31,8 +30,8 @@ def isolated(
     """Swap everything the modules of ``model`` hold for copies; restore the originals on exit.
 
     The copied parameters have no gradients and no hooks. ``root`` is the model around a part. With
-    ``share_weights`` the parameters are new objects in the memory of the originals: no weight is copied, and
-    the code inside must not write to them. Sharded models are a ``RuntimeError``: their modules exchange
+    ``share_weights``, parameters are new objects in the memory of the originals: no weight is copied, and the
+    code inside must not write to them. Sharded models raise ``RuntimeError``: their modules exchange
     parameters with other processes as they run.
 
     >>> import torch
@@ -61,7 +60,7 @@ def isolated(
     try:
         for module, attributes in zip(modules, copies, strict=True):
             object.__setattr__(module, "__dict__", attributes)
-        # What cannot be exchanged (parts compiled by TorchScript) gets other memory.
+        # Parts compiled by TorchScript cannot be exchanged; they get other memory.
         stayed = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for tensor in live:
             tensor.grad = None
@@ -81,9 +80,9 @@ def isolated(
 
 @contextmanager
 def nothing_checkpointed() -> Iterator[None]:
-    """Checkpointed parts of a model keep their activations: the probe asks for gradients of these.
+    """Let checkpointed parts of a model keep their activations.
 
-    Activations that are computed again in the backward pass are others than those that were seen.
+    The probe takes gradients of activations that it saw; a checkpoint would compute new ones.
     """
 
     def keep(*_: Any, **__: Any) -> Iterator[None]:
@@ -135,13 +134,13 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
 
 
 def at_least_single(tensor: Tensor) -> Tensor:
-    """``tensor`` in float32 if it has real numbers of fewer bits; a model in float64 makes its masks so."""
+    """``tensor`` in float32 if it is floating-point of fewer bits; float64 stays, as masks may need it."""
     narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
     return tensor.float() if narrow else tensor
 
 
 class _DetachedCopies(TorchFunctionMode):
-    """Deep copies of tensors are detached, and not in half precision; deepcopy refuses computed ones."""
+    """Detach deep copies of tensors, in at least float32; deepcopy refuses computed ones."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -156,7 +155,7 @@ class _DetachedCopies(TorchFunctionMode):
 
 
 def detached_copy(value: Any, root: nn.Module) -> Any:
-    """A deep copy of a call's arguments (caches included), detached, not in half precision; modules stay."""
+    """A deep copy of a call's arguments, caches included, detached and in at least float32; modules stay."""
     memo: dict[int, Any] = {id(module): module for module in root.modules()}
     with _DetachedCopies():
         if type(value) in (tuple, list):
@@ -167,7 +166,7 @@ def detached_copy(value: Any, root: nn.Module) -> Any:
 
 
 def _copies(modules: list[nn.Module], memo: dict[int, Any]) -> list[dict[str, Any]]:
-    """Copies of the attributes of every module; ``memo`` holds what stands for itself: the modules."""
+    """Copies of the attributes of every module; ``memo`` maps what is not copied (the modules) to itself."""
     for module in modules:
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy refuses what a module computed
@@ -177,17 +176,17 @@ def _copies(modules: list[nn.Module], memo: dict[int, Any]) -> list[dict[str, An
         kept = _left_out(module)
         attributes = {k: value if k in kept else copied(value, memo) for k, value in vars(module).items()}
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            attributes["forward"] = module.module.__call__  # their own would wait for other processes
+            attributes["forward"] = module.module.__call__  # theirs would wait for other processes
         copies.append(attributes)
     return copies
 
 
 def _left_out(module: nn.Module) -> set[str]:
-    """Attributes that a module itself leaves out of copies: Lightning's trainer, compiled code."""
+    """Attributes that a module excludes from its copies: Lightning's trainer, compiled code."""
     if type(module).__getstate__ is nn.Module.__getstate__:
         return set()
     if isinstance(module, nn.parallel.DistributedDataParallel):
-        return {"process_group", "reducer", "logger"}  # its own __getstate__ needs a process group
+        return {"process_group", "reducer", "logger"}  # its __getstate__ needs a process group
     try:
         state = module.__getstate__()
     except Exception:  # some refuse it, parametrized modules for example
@@ -198,9 +197,9 @@ def _left_out(module: nn.Module) -> set[str]:
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy of ``value`` where that is possible; ``memo`` is that of ``copy.deepcopy``."""
+    """A deep copy of ``value`` if possible; ``memo`` is the memo of ``copy.deepcopy``."""
     try:
         return copy.deepcopy(value, memo)
     except Exception:
-        # Locks, handles, process groups: as they are. In a container, the container can be kept apart.
+        # Locks, handles and process groups are shared; a container of them is at least a new container.
         return copy.copy(value) if isinstance(value, _CONTAINERS) else value

@@ -1,7 +1,7 @@
 """Recognise modules by their names and classes: attention or not, queries or output, how many heads.
 
-Internal, shared by ``capture`` and ``circuits``. A name is split into words (``c_attn`` -> c, attn; ``W_Q``
--> w, q; ``queryProj`` -> query, proj), of which a few carry the meaning.
+A name is split into words (``c_attn`` -> c, attn; ``W_Q`` -> w, q; ``queryProj`` -> query, proj), a few of
+which carry meaning. Also here: what every package needs to run a user's model.
 """
 
 import re
@@ -21,7 +21,7 @@ _SPELLINGS = {"q": "q query queries wq", "k": "k key keys wk", "v": "v value val
 _SPELLINGS |= {"kv": "kv wkv tokv", "qk": "qk wqk toqk", "qv": "qv", "qkv": "qkv wqkv toqkv"}
 _LETTERS = {word: letters for letters, spelt in _SPELLINGS.items() for word in spelt.split()}
 _OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "g", "ov"}
-# A bare "projection", without another word, is the output projection.
+# "Projection" without another word is the output projection.
 _BARE = {"proj", "projection"}
 # Fused projections whose names do not spell q, k, v.
 _FUSED = re.compile(r"c_attn|in_proj(_weight|_bias)?|w_?pack|att(n|ention)?_proj", re.IGNORECASE)
@@ -39,9 +39,8 @@ _SCORE = re.compile(
 class Meaning:
     """The meaning of one name.
 
-    ``letters``: which of q, k, v the module or parameter makes, in that order; ``output``: whether it makes
-    the output of attention; ``norm``: whether it is a normalisation; ``score``: whether it acts on the scores
-    alone.
+    ``letters``: which of q, k, v the module or parameter makes, in this order. ``output``: it makes the
+    output of attention. ``norm``: it is a normalisation. ``score``: it acts on the scores only.
     """
 
     letters: str = ""
@@ -61,7 +60,7 @@ def words(name: str) -> list[str]:
 
 
 def is_fused(name: str) -> bool:
-    """Whether ``name`` is one of the usual names for queries, keys and values in one weight."""
+    """Whether ``name`` is a usual name for queries, keys and values in one weight."""
     return bool(_FUSED.fullmatch(name))
 
 
@@ -89,7 +88,7 @@ def meaning(name: str) -> Meaning:
 
 
 def class_of(module: nn.Module) -> type:
-    """The class of ``module`` as it was written: ``fully_shard`` derives an ``FSDP...`` from it."""
+    """The class of ``module`` as written; ``fully_shard`` derives an ``FSDP...`` class from it."""
     return next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
 
 
@@ -101,7 +100,7 @@ _KEY_HEADS += ("kv_heads", "kv_n_heads")
 
 
 def head_counts(module: nn.Module) -> tuple[int, int] | None:
-    """(query heads, key-value heads) from attributes of the module or its configuration; else None."""
+    """(query heads, key-value heads) by attributes of the module or its configuration, or None."""
     owners = (module, getattr(module, "config", None), getattr(module, "cfg", None))
     queries = first_number(owners, _QUERY_HEADS)
     if queries is None:
@@ -113,7 +112,7 @@ def head_counts(module: nn.Module) -> tuple[int, int] | None:
 
 
 def first_number(owners: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
-    """The first positive whole number among these attributes of these owners; else None."""
+    """The first positive whole number among these attributes of these owners, or None."""
     for owner in owners:
         for name in names:
             try:
@@ -138,8 +137,8 @@ def is_attention(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return True
     names = _held(module)
-    # Other modules also have an ``in_proj``, so such names count only in a class called attention. Norms of
-    # queries or keys do not count: they may sit outside the module that forms them.
+    # Other modules have an ``in_proj`` too, so such names count only in a class called attention. Norms of
+    # queries or keys do not count: they may be outside the module that forms them.
     meanings = [meaning(name) for name in names if not is_fused(name)]
     letters = "".join(meaning.letters for meaning in meanings if not meaning.norm)
     if "q" in letters and "k" in letters:
@@ -161,12 +160,12 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if is_attention(module)}
 
 
-# A name with the number of a layer: a number alone, or after a word for one (torchvision's encoder_layer_0).
+# A layer number: a number alone, or behind a word such as layer (torchvision's encoder_layer_0).
 _NUMBERED = re.compile(r"(.*(?:layer|block|stage|level|cell|unit)s?_?)?(\d+)", re.IGNORECASE)
 
 
 def layer_number(part: str) -> int | None:
-    """The layer number in one component of a path; None if it has none.
+    """The layer number in one component of a path, or None.
 
     >>> layer_number("3"), layer_number("encoder_layer_11"), layer_number("stage2"), layer_number("attn1")
     (3, 11, 2, None)
@@ -176,7 +175,7 @@ def layer_number(part: str) -> int | None:
 
 
 def stack_of(name: str) -> str:
-    """``name`` with every layer number replaced by ``*``; layers of one stack share the result.
+    """``name`` with every layer number replaced by ``*``, which is the same for all layers of a stack.
 
     >>> stack_of("transformer.h.3.attn"), stack_of("encoder.encoder_layer_0.attn1")
     ('transformer.h.*.attn', 'encoder.encoder_layer_*.attn1')
@@ -199,7 +198,7 @@ def _held(module: nn.Module) -> list[str]:
 
 
 def uncompiled(model: Any) -> nn.Module:
-    """The module inside a ``torch.compile`` wrapper, whose parameter names are those of checkpoints."""
+    """The module inside a ``torch.compile`` wrapper; its parameter names are those of checkpoints."""
     if not isinstance(model, nn.Module):
         shown = " ".join(repr(model).split())
         raise InputError(f"a model is a torch.nn.Module, not {shown:.80}")
@@ -210,10 +209,9 @@ def uncompiled(model: Any) -> nn.Module:
 def parameters_by_module(
     model: nn.Module, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters with names that lead to their modules.
+    """The parameters under the paths of their modules.
 
-    A model's own ``named_parameters`` may use other names (TransformerLens' bridge: those of the model
-    inside).
+    A model may override ``named_parameters`` with other names (TransformerLens' bridge).
     """
     return nn.Module.named_parameters(model, prefix, recurse, remove_duplicate)
 
@@ -241,20 +239,19 @@ def attention_implementation(model: nn.Module, name: str | None) -> Iterator[Non
             setattr(config, _INTERNAL, implementation)
 
 
-_askers: list[object] = []  # blocks of code that run everything eagerly
-_stances: list[Any] = []  # what they changed, once for all
+_askers: list[object] = []  # contexts that want everything eager
+_stances: list[Any] = []  # the one change of stance that they share
 
 
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
     """Run compiled parts of a model eagerly; compiling them for one forward pass would take minutes.
 
-    Several may ask for it and end in any order (two monitors of one model): the last restores what was before
-    the first.
+    Contexts may end in any order (two monitors of one model): the last one restores the stance.
     """
     asker = object()
     _askers.append(asker)
-    # Nothing is compiled before dynamo is imported, which takes seconds.
+    # Before dynamo is imported, which takes seconds, nothing is compiled.
     if not _stances and "torch._dynamo" in sys.modules:
         _stances.append(torch.compiler.set_stance("force_eager"))
         _stances[0].__enter__()

@@ -1,7 +1,7 @@
 """``capture``: run a model once and return its attention probabilities.
 
-Probabilities come from two sides: a model calls ``record`` itself, or the recorder's trace sees a softmax.
-Hugging Face models use our attention backend. The recorded calls then get names, four axes and kinds.
+Probabilities are recorded when a model calls ``record`` or when the trace sees a softmax. Hugging Face models
+run with our attention backend. The recorded calls then get names, four axes and kinds.
 """
 
 import sys
@@ -43,18 +43,18 @@ from fasterqk.trace.modules import (
 
 # --- The recorder of one forward pass ---
 
-# Plain attribute that a capture sets on every module of the model while it runs.
+# A capture sets this attribute on every module of the model while it runs.
 ATTRIBUTE = "_fasterqk_recorder"
 
 
 def record(module: nn.Module, probabilities: Tensor, kind: Kind | None = "self") -> None:
     """Pass ``probabilities`` (batch, head, query, key) to the running capture, if there is one.
 
-    Models call it in ``forward`` where they form their attention probabilities. Without a capture it is
-    one attribute check, also under ``torch.compile``.
+    Call it in ``forward``, where the probabilities are formed. Without a capture it is one attribute check,
+    also under ``torch.compile``.
 
     Arguments:
-        module: The module that forms the probabilities; its name is that of the layer.
+        module: The module that forms the probabilities; the layer gets its name.
         probabilities: The probabilities, ``(batch, head, query, key)``.
         kind: ``"self"`` or ``"cross"``, or ``"encoder"`` / ``"decoder"`` to distinguish the two.
 
@@ -77,19 +77,18 @@ def record(module: nn.Module, probabilities: Tensor, kind: Kind | None = "self")
 class Recorder(Running):
     """Collects the attention calls of a forward pass: those that modules ``record``, and traced ones.
 
-    ``keep`` selects what is kept of a call's probabilities (all, by default). ``formed`` are the softmaxes
-    over the last axis, each with its probabilities until they are recorded. If it is ``lazy``, our backend
-    computes attention in blocks of rows and adds layers that compute their rows again.
+    ``rows`` are the query positions to keep; None keeps all. ``formed`` are the softmaxes over the last axis,
+    each with its probabilities until they are recorded. If ``lazy``, our backend computes attention in blocks
+    of rows and adds layers that compute their rows again.
     """
 
     rows: Tensor | None = None
     lazy: bool = False
-    keep: Callable[[AttentionCall], Tensor] | None = None
     calls: list[AttentionCall] = field(default_factory=list)
     formed: list[AttentionCall] = field(default_factory=list)
 
     def add(self, call: AttentionCall) -> None:
-        """Add a call; those that a module recorded itself take precedence over traced ones."""
+        """Add a call; calls recorded by a module take precedence over traced ones."""
         call.frames = tuple(self.frames)
         for frame in call.frames:
             frame.recorded = True
@@ -97,14 +96,14 @@ class Recorder(Running):
         softmaxes = getattr(call.probabilities, PROBABILITIES, ())
         if call.probabilities is not None:
             call.shape = tuple(call.probabilities.shape)
-        if self.keep is not None and call.probabilities is not None:
-            call.probabilities = self.keep(call)
+            if self.rows is not None:
+                call.probabilities = _rows_of(call, self.rows)
         if call.module is not None and call.mask is None:
             self._take_from_softmax(call, softmaxes[0] if softmaxes else None)
         self.calls.append(call)
 
     def _take_from_softmax(self, call: AttentionCall, softmax: AttentionCall | None) -> None:
-        """The mask of a call that a module recorded, and its values in single precision if they were cast."""
+        """Take the mask of a recorded call, and its probabilities before they were cast to half precision."""
         traced = self.calls[-1] if self.calls and self.calls[-1].module is None else None
         if traced is not None and traced.frames != call.frames:
             traced = None
@@ -112,7 +111,7 @@ class Recorder(Running):
         call.mask = None if source is None else source.mask
         exact = None if traced is None else traced.probabilities
         if softmax is not None and softmax.probabilities is not None:
-            exact = softmax.probabilities if self.keep is None else None
+            exact = softmax.probabilities if self.rows is None else None
         cast = call.probabilities
         if exact is None or cast is None or exact.numel() != cast.numel():
             return
@@ -121,27 +120,24 @@ class Recorder(Running):
             call.probabilities = exact
 
     def lost(self) -> set[str]:
-        """Attention modules, none of which recorded itself, where a softmax never met the values.
+        """Attention modules that recorded nothing and whose softmax never met values.
 
-        Softmaxes with fewer than four axes (routers, for instance) are ignored.
+        Softmaxes with fewer than four axes, such as routers, are ignored.
         """
         names = set()
         for call in self.formed:
-            met = call.probabilities is None or any(frame.explicit for frame in call.frames)
-            if not met and len(call.shape) >= 4:
+            recorded = call.probabilities is None or any(frame.explicit for frame in call.frames)
+            if not recorded and len(call.shape) >= 4:
                 names |= set([frame.name for frame in call.frames if is_attention(frame.module)][-1:])
         return names
 
     def chosen(self) -> list[AttentionCall]:
         """The calls, without those traced inside a module that recorded its own."""
-        explicit = [any(frame.explicit for frame in call.frames) for call in self.calls]
-        return [
-            c for c, inside in zip(self.calls, explicit, strict=True) if c.module is not None or not inside
-        ]
+        return [c for c in self.calls if c.module is not None or not any(f.explicit for f in c.frames)]
 
     @contextmanager
     def watching(self, model: nn.Module, path: str = "") -> Iterator[None]:
-        """Follow the modules of ``model`` and receive its ``record`` calls, until the end."""
+        """Follow the modules of ``model`` and receive its ``record`` calls."""
         modules = [module for module in model.modules() if not isinstance(module, ScriptModule)]
         try:
             for module in modules:
@@ -155,10 +151,10 @@ class Recorder(Running):
 
 @dataclass(frozen=True, eq=False)
 class LazyLayer:
-    """A layer of attention whose rows are computed when they are needed, for texts too long to hold them all.
+    """An attention layer whose rows are computed on demand, for texts too long to hold all of them.
 
-    ``rows`` maps query positions ``(batch, row)`` to their weights ``(batch, head, row, key)``; ``shape`` is
-    that of the whole layer.
+    ``rows`` maps query positions ``(batch, row)`` to their weights ``(batch, head, row, key)``. ``shape`` is
+    the shape of the whole layer.
     """
 
     shape: tuple[int, ...]
@@ -177,13 +173,13 @@ class LazyLayer:
 # Weights of a lazy layer that are computed at once.
 _WEIGHTS_AT_ONCE = 2**24
 _HALF = (torch.float16, torch.bfloat16)
-# A masked logit is at least that far below zero and below the largest of its row. In a row that is hidden as
-# a whole, such as one of padding, none is larger; most masks add -10000 or put the smallest number there.
+# A masked logit is at least this far below zero and below the largest of its row. In a row that is masked
+# altogether (padding) none is larger; most masks add -10000 or put the smallest number there.
 _FAR_BELOW, _HIDDEN = 500.0, -5000.0
 
 
 class RecordingTrace(AttentionTrace):
-    """While active, adds attention probabilities to ``recorder``; with ``masks`` also what is masked.
+    """Add attention probabilities to ``recorder`` while active; with ``masks``, also masks.
 
     In half precision, probabilities are kept in single precision.
     """
@@ -194,11 +190,11 @@ class RecordingTrace(AttentionTrace):
         self.masks: list[Tensor] | None = [] if masks else None
 
     def softmax(self, operation: Operation) -> Tensor:
-        """The probabilities of the model; its call keeps exact ones until they are recorded, and the mask."""
+        """The model's probabilities; the call keeps the mask, and exact ones until they are recorded."""
         logits = operation.tensors[0]
         narrow = operation.kwargs.get("dtype")
         if logits.dtype == torch.float64 and narrow is not None:
-            # The smallest number of double precision is no number in single: a hidden row would become nan.
+            # The smallest double becomes -inf in single precision, and a masked row would become nan.
             smallest = torch.finfo(narrow).min
             operation = Operation(
                 operation.func, (logits.clamp_min(smallest), *operation.args[1:]), operation.kwargs
@@ -215,7 +211,7 @@ class RecordingTrace(AttentionTrace):
         return output
 
     def weigh(self, operation: Operation, weights: Tensor) -> Any:
-        """Take the weights themselves where a softmax is not a number: torch's kernel puts zeros there."""
+        """Take the weights themselves where a softmax is nan: torch's kernel puts zeros there."""
         for call in getattr(weights, PROBABILITIES):
             exact = call.probabilities
             if exact is not None and exact.shape == weights.shape and bool(exact.isnan().any()):
@@ -223,21 +219,21 @@ class RecordingTrace(AttentionTrace):
         return super().weigh(operation, weights)
 
     def weighed(self, call: AttentionCall) -> None:
-        """Record the probabilities, once; the tag that they carry lets go of them."""
+        """Record the probabilities, once; their tag then releases them."""
         if call.probabilities is not None:
             self.recorder.add(AttentionCall((), probabilities=call.probabilities, mask=call.mask))
             call.probabilities = None
 
 
 def visible_keys(logits: Tensor) -> Tensor:
-    """True where ``logits`` ``(..., query, key)`` are not masked; of four axes, where any head sees a key."""
+    """True where ``logits`` ``(..., query, key)`` are unmasked; with four axes, where any head sees a key."""
     limit = (logits.amax(-1, keepdim=True) - _FAR_BELOW).clamp(_HIDDEN, -_FAR_BELOW)
-    visible = ~(logits <= limit)  # nan is not hidden
+    visible = ~(logits <= limit)  # true for nan
     return visible.any(1) if visible.dim() == 4 else visible
 
 
 def _shared(mask: Tensor, known: list[Tensor]) -> Tensor:
-    """The tensor among ``known`` that equals ``mask``; else ``mask`` itself, which is then known."""
+    """The tensor among ``known`` that equals ``mask``; otherwise ``mask``, which is added to them."""
     for other in known:
         if other.shape == mask.shape and torch.equal(other, mask):
             return other
@@ -246,15 +242,14 @@ def _shared(mask: Tensor, known: list[Tensor]) -> Tensor:
 
 
 # --- Hugging Face models: a backend that records probabilities, and the switch to it ---
-# transformers is imported only if the model comes from it.
 
 BACKEND = "fasterqk"
 
 
 def register_backend() -> bool:
-    """Register the backend in transformers, with its mask function; False if this version cannot.
+    """Register the backend and its mask function in transformers; False if this version cannot.
 
-    Without the mask function transformers would silently drop every mask.
+    Without the mask function, transformers would silently drop every mask.
     """
     try:
         from transformers import AttentionInterface
@@ -276,8 +271,8 @@ def backend(
 ) -> tuple[Tensor, Tensor | None]:
     """Run the model's own eager attention and record its probabilities.
 
-    The eager function in the file that defines the module implements the model's special features (soft caps,
-    sinks, grouped queries). Models without such a function get the plain formula.
+    The eager function in the file of the module implements the model's features (soft caps, sinks, grouped
+    queries). Models without such a function get the plain formula.
     """
     for owner in type(module).__mro__:
         eager = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
@@ -289,7 +284,7 @@ def backend(
             if probabilities is not None:
                 record(module, probabilities, kind=None)
             return output, probabilities
-    # The trace sees this softmax, so there is nothing to record.
+    # The trace records this softmax.
     output = scaled_dot_product_attention(
         query,
         key,
@@ -308,7 +303,7 @@ def _in_blocks(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
     options: Mapping[str, Any],
 ) -> Tensor:
-    """The output of the model's own attention, a few rows at a time; records what computes its rows again.
+    """The output of the model's own attention, a few rows at a time; records a layer that can repeat them.
 
     Only queries, keys and the mask stay in memory.
     """
@@ -325,7 +320,7 @@ def _in_blocks(
             return eager(module, query.take_along_dim(place, 2), key, values, bias, **options)
 
     def rows(read: Tensor) -> Tensor:
-        return attend(read, key[..., :1])[1]  # whatever the values are
+        return attend(read, key[..., :1])[1]  # any values do
 
     lazy = LazyLayer((batch, heads, length, key.shape[-2]), query.dtype, rows)
     visible = torch.ones(batch, length, length, dtype=torch.bool)
@@ -350,11 +345,12 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Captured(Sequence[Tensor]):
     """Attention probabilities in the order the model formed them, each ``(batch, head, query, key)``.
 
-    ``names[i]`` is the module that formed ``captured[i]``. ``kinds[i]`` is ``"self"`` in a model with one
-    stack; in a model with cross-attention it is ``"encoder"`` or ``"decoder"`` (their self-attention), or
-    ``"cross"``. ``outputs`` is the model's output. With ``masks=True``, ``masks[i]`` ``(batch, query, key)``
-    is true where a head of ``captured[i]`` may see a key by the model's mask; None if no softmax shows it.
-    Equal masks are one tensor.
+    Attributes:
+        names: The module that formed each layer.
+        kinds: ``"self"``; in a model with cross-attention ``"encoder"``, ``"decoder"`` or ``"cross"``.
+        outputs: The output of the model.
+        masks: With ``masks=True``, one ``(batch, query, key)`` tensor per layer, true where a head may see a
+            key; None if no softmax shows it. Equal masks are one tensor.
     """
 
     probabilities: tuple[Tensor, ...]
@@ -400,28 +396,28 @@ def capture(
 ) -> Captured:
     """Run ``model`` on ``inputs`` in evaluation mode and return its attention probabilities.
 
-    It works for Hugging Face models with any attention implementation, for ``nn.MultiheadAttention`` and
+    Works for Hugging Face models with any attention implementation, for ``nn.MultiheadAttention`` and
     everything built on it, and for any module whose attention is a softmax or torch's attention kernel. The
-    model is left exactly as it was.
+    model stays exactly as it was.
 
     Arguments:
         model: The model.
         inputs: A mapping (passed by keyword), a tuple (by position) or one tensor.
         differentiable: Keep the probabilities in the autograd graph of the outputs.
-        forward: Called instead of the model, to run another method (``model.get_text_features``).
+        forward: A method to run instead of the model (``model.get_text_features``).
         rows: One query position per instance, ``(batch,)``. Only these rows of each layer are kept,
             ``(batch, head, 1, key)``, so memory grows with the length instead of its square.
         masks: Also return the mask of each layer.
-        lazy: For long texts: compute the attention of a Hugging Face model in blocks of rows and keep its
-            queries and keys alone. The layers are then :class:`LazyLayer` objects, which compute rows again.
+        lazy: For long texts: compute the attention of a Hugging Face model in blocks of rows, and keep only
+            queries and keys. The layers are then :class:`LazyLayer` objects, which compute rows on demand.
 
     Returns:
         A :class:`Captured` sequence of tensors ``(batch, head, query, key)``, one per layer in the order in
-        which the model forms them, with names, kinds and the model's outputs. In half precision,
-        probabilities are returned in single precision if the model's softmax is visible.
+        which the model forms them, with names, kinds and the model's outputs. Probabilities of a model in
+        half precision are in single precision if its softmax is visible.
 
     Raises:
-        InputError: No attention is found, or some layers of the model are missing.
+        InputError: The model forms no attention, some of its layers cannot be seen, or an argument is wrong.
 
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, batch_first=True)
     >>> captured = capture(nn.TransformerEncoder(layer, 3), torch.zeros(1, 5, 8))
@@ -440,7 +436,7 @@ def capture(
     batch = _batch(inputs)
     joint = [i for i, shape in enumerate(shapes) if len(shape) == 3 and min(captured[i].shape[:2]) > 1]
     if joint and batch is not None:
-        # Code that keeps (head * batch, query, key) looks the same, but does not follow the instances.
+        # (head * batch, query, key) has the same shape, but its rows do not follow the instances.
         backwards = None if rows is None else rows.flip(0)
         turned = tree_map_only(Tensor, lambda x: x.flip(0) if x.shape[:1] == (batch,) else x, _plain(inputs))
         again, _ = _captured(model, turned, False, forward, backwards, False, False)
@@ -466,7 +462,7 @@ def _captured(
         tries = [BACKEND, "eager"] if register_backend() else ["eager"]
     for implementation in tries:
         last = implementation == tries[-1]
-        recorder = Recorder(rows=rows, lazy=lazy, keep=None if rows is None else _keep_rows(rows))
+        recorder = Recorder(rows=rows, lazy=lazy)
         try:
             with _running(model, recorder, implementation, differentiable, masks):
                 outputs = call_with(forward or model, inputs)
@@ -492,15 +488,14 @@ def _captured(
 
 
 def missing_modules(attention: Mapping[str, nn.Module], recorder: Recorder) -> list[str]:
-    """The names of ``attention`` modules without visible probabilities, and of those skipped in their stack.
+    """The ``attention`` modules without visible probabilities, or skipped although their stack ran.
 
-    A stack that did not run at all (the vision tower of a model that was given only text) is not missing.
+    A stack that did not run at all (a vision tower, if the input is text) is not missing.
     """
     entered = {frame.name for frame in recorder.entered}
     stacks = {stack_of(name) for name in attention if name in entered}
     silent = {frame.name for frame in recorder.entered if frame.name in attention and not frame.recorded}
-    # Only a part of their attention is visible (Longformer's windows beside its global rows).
-    silent |= recorder.lost()
+    silent |= recorder.lost()  # partly visible: Longformer's windows beside its global rows
     return [
         name for name in attention if name in silent or (stack_of(name) in stacks and name not in entered)
     ]
@@ -518,7 +513,7 @@ def _running(
     training = [(module, module.training) for module in model.modules()]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
-        for module, _ in training:  # not `eval`, which others may have taken over to be told of modes
+        for module, _ in training:  # not `eval`, which a model may override
             module.training = False
         torch.backends.mha.set_fastpath_enabled(False)
         with (
@@ -559,21 +554,18 @@ def _mask(call: AttentionCall, batch: int) -> Tensor | None:
     return mask.reshape(batch, -1, *mask.shape[-2:]).any(1) if fits else None
 
 
-def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:
-    def keep(call: AttentionCall) -> Tensor:
-        layer = probabilities_of(call, call.frames[-1].name if call.frames else "", len(rows))
-        if layer.shape[2] == 1:  # the model formed no other row
-            return layer
-        if len(layer) != len(rows) or layer.shape[2] <= int(rows.max()):
-            raise InputError(f"attention of shape {tuple(layer.shape)} has no rows {rows.tolist()}")
-        # A copy: a view would keep the whole layer in memory.
-        return layer[torch.arange(len(rows), device=layer.device), :, rows.to(layer.device)].unsqueeze(2)
-
-    return keep
+def _rows_of(call: AttentionCall, rows: Tensor) -> Tensor:
+    """A copy of one row per instance; a view would keep the whole layer in memory."""
+    layer = probabilities_of(call, call.frames[-1].name if call.frames else "", len(rows))
+    if layer.shape[2] == 1:  # the model formed no other row
+        return layer
+    if len(layer) != len(rows) or layer.shape[2] <= int(rows.max()):
+        raise InputError(f"attention of shape {tuple(layer.shape)} has no rows {rows.tolist()}")
+    return layer[torch.arange(len(rows), device=layer.device), :, rows.to(layer.device)].unsqueeze(2)
 
 
 def _name(call: AttentionCall, known: dict[int, str], attention: Mapping[str, nn.Module]) -> str:
-    """The name of the module of this call: the one that recorded it, else the nearest attention module."""
+    """The name of the module that recorded this call, else of the nearest attention module."""
     if call.module is not None:
         return known.get(id(call.module), "")
     inner = call.frames[::-1]
