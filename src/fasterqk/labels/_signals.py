@@ -1,11 +1,10 @@
-"""What the probe sees of attention calls, and what their gradients say of the parameters.
+"""Attention calls as the probe sees them, and what their gradients show about the parameters.
 
-1. ``ProbeTrace`` keeps the queries, keys, probabilities and contexts that a model forms. Probabilities are
-   detached from the autograd graph where they weight the values, so that a context depends on values alone.
-2. ``reach_codes`` sends gradients back from them, and codes for every entry of every parameter which of them
-   reach it.
+1. ``ProbeTrace`` keeps the queries, keys, probabilities and contexts that a model forms. It detaches the
+   probabilities where they weight values, so that a context depends on values alone.
+2. ``reach_codes`` sends gradients back from these, and gives every entry of every parameter a code of those
+   that reach it.
 3. ``finding_from_codes`` turns the codes of one parameter into slices along an axis.
-4. ``heads_of`` does the same head by head.
 """
 
 import math
@@ -18,6 +17,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from fasterqk.labels.slices import Part, Role, Slice, whole_slice
 from fasterqk.trace.calls import (
@@ -37,7 +37,7 @@ from fasterqk.trace.calls import (
 # --- Queries, keys, probabilities and contexts of every attention call ---
 
 _CONTEXT, _PROJECTED = "_fasterqk_context", "_fasterqk_projected"
-# Everything before the first projection (norms, gates) acts on the context. After it only further matrices
+# Everything before the first projection (norms, gates) acts on the context. Behind it, only further matrices
 # (a low-rank output) and gates do, until another stream is added.
 _PROJECTIONS = {F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, *PRODUCTS}
 # A softmax written out: the exponentials of the scores, divided by their sum before or after.
@@ -55,11 +55,14 @@ _LARGEST = 2**27  # entries of one tensor; half a gigabyte
 class ProbedCall(AttentionCall):
     """An attention call with the tensors that gradients start from.
 
-    ``acting`` are the weights and gates that act on a context on its way out. ``head_axes`` are those of the
-    heads in each context, empty where that cannot be said. ``keys_in_rows``: the softmax runs over the axis
-    before the last, so the two factors of its products change places.
+    ``weights`` are the probabilities as they met values, ``contexts`` the results; code may use a softmax
+    several times. ``acting`` are the weights and gates that act on a context on its way out. ``head_axes``
+    are the head axes of each context, empty if unknown. ``keys_in_rows``: the softmax runs over the second to
+    last axis, so the two factors of its products change places.
     """
 
+    weights: list[Tensor] = field(default_factory=list)
+    contexts: list[Tensor] = field(default_factory=list)
     acting: list[Tensor] = field(default_factory=list)
     head_axes: list[tuple[int, ...]] = field(default_factory=list)
     keys_in_rows: bool = False
@@ -75,21 +78,21 @@ class ProbedCall(AttentionCall):
 
     @property
     def complete(self) -> bool:
-        """Whether queries met keys before the softmax and values after it: certainly attention."""
+        """Whether queries met keys before the softmax and values after it, which only attention does."""
         return bool(self.products and self.contexts)
 
     @property
     def finite(self) -> bool:
-        """Whether every number in it is finite: gradients of others say nothing."""
+        """Whether every number in it is finite; otherwise gradients are meaningless."""
         tensors = (self.probabilities, *self.factors(0), *self.factors(1), *self.weights, *self.contexts)
         return all(bool(cast(Tensor, tensor).isfinite().all()) for tensor in tensors)
 
 
 class ProbeTrace(AttentionTrace):
-    """While active, collects in ``calls`` every softmax with what is known of it, in order.
+    """Collect every softmax in ``calls``, in order, while active.
 
-    After ``seconds`` the forward pass ends with a ``TimeoutError``, at too large a tensor with a
-    ``MemoryError``: a speech model fed noise may generate for hours.
+    The forward pass ends with a ``TimeoutError`` after ``seconds``, and with a ``MemoryError`` at too large a
+    tensor: a speech model that is fed noise may generate for hours.
     """
 
     while_probing = True
@@ -111,7 +114,7 @@ class ProbeTrace(AttentionTrace):
         return output
 
     def product(self, operation: Operation) -> Any:
-        """Products of more than two operands in pairs; none that would not fit into memory."""
+        """A product, in pairs if it has more than two operands; an error if it would not fit into memory."""
         if operation.equation and len(operation.tensors) > 2:
             with self:
                 return einsum_in_pairs(operation.equation, operation.tensors)
@@ -140,9 +143,9 @@ class ProbeTrace(AttentionTrace):
 
     def softmax(self, operation: Operation) -> Tensor:
         """The probabilities, tagged with a call that keeps all tensors."""
-        output, logits = _without_empty_rows(operation), operation.tensors[0]
-        products = list(getattr(logits, SCORES, ()))
-        call = ProbedCall(tuple(self.frames), tuple(output.shape), output, logits, products)
+        output = _without_empty_rows(operation)
+        products = list(getattr(operation.tensors[0], SCORES, ()))
+        call = ProbedCall(tuple(self.frames), tuple(output.shape), output, products)
         call.keys_in_rows = output.dim() > 2 and operation.axis == -2
         self.calls.append(call)
         setattr(output, PROBABILITIES, [call])
@@ -151,27 +154,27 @@ class ProbeTrace(AttentionTrace):
     def weigh(self, operation: Operation, weights: Tensor) -> Any:
         """The context, which does not depend on the probabilities of attention."""
         calls = getattr(weights, PROBABILITIES)
-        output = operation.func(*_without_probabilities(operation.args), **operation.kwargs)
+        arguments = tree_map_only(Tensor, _detached_probabilities, operation.args)
+        output = operation.func(*arguments, **operation.kwargs)
         for call in calls:
             call.weights.append(weights)
-            call.values += [tensor for tensor in operation.tensors if tensor is not weights]
             call.contexts.append(output.clone())  # what is added to it in place is not part of it
             call.head_axes.append(_context_axes(operation, weights, output))
         setattr(output, _CONTEXT, calls)
         return output
 
     def other(self, operation: Operation) -> Any:
-        """Anything else: tags go on to what still holds, or now also holds, the tagged elements."""
+        """Any other function: tags pass to tensors that still hold the tagged elements, or now hold them."""
         output = operation.run()
         if operation.func is Tensor.__setitem__:
-            self.carry(operation, operation.args[0])  # scores written into a larger tensor, piece by piece
+            self.carry(operation, operation.args[0])  # scores are written into a larger tensor in pieces
         elif isinstance(output, Tensor):
             self._project(operation, output)
             self.carry(operation, output)
         return output
 
     def carry(self, operation: Operation, output: Any) -> None:
-        """Pass tags on to outputs that still hold the tagged elements: masked, padded, joined, cut out."""
+        """Pass tags to outputs that still hold the tagged elements: masked, padded, joined or cut out."""
         func, tensors = operation.func, operation.tensors
         held = [tensor for tensor in tensors if func in _PIECES or output.numel() >= tensor.numel()]
         for tag in (SCORES, PROBABILITIES):
@@ -182,7 +185,7 @@ class ProbeTrace(AttentionTrace):
                 setattr(output, tag, list({id(content): content for content in contents}.values()))
 
     def _project(self, operation: Operation, output: Tensor) -> None:
-        """Note what acts on a context, and tag the outputs that still carry it."""
+        """Record what acts on a context, and tag the outputs that still carry it."""
         func, tensors = operation.func, operation.tensors
         for operand in tensors:
             before, after = getattr(operand, _CONTEXT, ()), getattr(operand, _PROJECTED, ())
@@ -194,7 +197,7 @@ class ProbeTrace(AttentionTrace):
             if func in _JOINS or (after and func not in _PROJECTIONS | _GATES):
                 others = []
             elif after:
-                # A norm or a scale after the projection is another step; a gate depends on the input.
+                # A norm or a scale behind the projection is another step; a gate depends on the input.
                 wide = func in _PROJECTIONS
                 others = [x for x in others if (x.dim() > 1 if wide else not isinstance(x, nn.Parameter))]
             for call in before or after:
@@ -207,7 +210,7 @@ class ProbeTrace(AttentionTrace):
 
 
 def leading_axes(dimensions: int) -> tuple[int, ...]:
-    """The axes of heads before two others: all but that of the batch."""
+    """The axes of heads in front of the last two: all but the batch axis."""
     return tuple(range(dimensions - 2))[1:] or tuple(range(dimensions - 2))
 
 
@@ -222,11 +225,11 @@ def _context_axes(operation: Operation, weights: Tensor, output: Tensor) -> tupl
 
 
 def einsum_in_pairs(equation: str, tensors: list[Tensor]) -> Tensor:
-    """An einsum of several operands as products of two, in the order in which attention is meant.
+    """An einsum of several operands as products of two, in the order of attention.
 
-    Probabilities meet the values first, then the weights follow, as an output projection does; of several
-    weights after a raw input the first makes the values. Without probabilities every weight is applied to the
-    activation before it (or the next one); these then meet.
+    Probabilities meet the values first; weights such as the output projection follow. The first of several
+    weights behind a raw input makes the values. Without probabilities, every weight is applied to the
+    activation in front of it (or the next one), and the results meet.
     """
     terms, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
@@ -267,7 +270,7 @@ def _entries(tensors: list[Tensor]) -> int:
 
 
 def _without_empty_rows(operation: Operation) -> Tensor:
-    """A softmax that is zero where every score is masked; there its gradient is not a number."""
+    """A softmax that is zero in rows where every score is masked, instead of nan."""
     output: Tensor = operation.run()
     scores, axis = operation.tensors[0], operation.axis
     if operation.func not in SOFTMAXES or axis is None or bool(output.isfinite().all()):
@@ -289,18 +292,16 @@ def _joins_another_stream(tensors: list[Tensor]) -> bool:
     return any(not any(hasattr(t, tag) for tag in tags) and not is_parameter(t) for t in tensors)
 
 
-def _without_probabilities(value: Any) -> Any:
-    """Arguments with the probabilities of attention detached; other softmaxes (a gate, a kernel) stay."""
-    if isinstance(value, tuple | list):
-        return type(value)(_without_probabilities(item) for item in value)
-    calls = getattr(value, PROBABILITIES, ())
-    return value.detach() if any(call.products for call in calls) else value
+def _detached_probabilities(tensor: Tensor) -> Tensor:
+    """``tensor``, detached if it holds probabilities of attention, not of a gate or a kernel."""
+    calls = getattr(tensor, PROBABILITIES, ())
+    return tensor.detach() if any(call.products for call in calls) else tensor
 
 
 # --- Which entries of the parameters the gradients reach ---
 
 # Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output,
-# or of what acts on a context. A gradient that is not finite answers neither yes nor no.
+# or something that acts on a context. UNKNOWN: the gradient is not finite.
 QUERY, KEY, CONTEXT, SCORE, OUTPUT, UNKNOWN, ACTING = 1, 2, 4, 8, 16, 32, 64
 STREAM = QUERY | KEY | CONTEXT
 
@@ -308,10 +309,10 @@ STREAM = QUERY | KEY | CONTEXT
 def reach_codes(
     parameters: dict[str, nn.Parameter], blocks: list[list[ProbedCall]], outputs: list[Tensor]
 ) -> dict[str, Tensor]:
-    """For every entry of every parameter a code of what reaches it.
+    """For every entry of every parameter the code of what reaches it.
 
-    Where a block forms several softmaxes one after the other (all layers of a model in one module), the
-    first that reaches an entry decides: later ones reach it through the earlier.
+    If a block forms several softmaxes in sequence (all layers of a model in one module), the first that
+    reaches an entry decides, because later ones also reach it through the earlier ones.
     """
     generator = torch.Generator().manual_seed(1)
     codes = {name: torch.zeros(value.shape, dtype=torch.int8) for name, value in parameters.items()}
@@ -327,11 +328,11 @@ def reach_codes(
         }
         for name, code in _codes(sources, parameters, generator).items():
             if turn:
-                # What is between two layers of one module makes the states that all of the later one reads.
+                # A parameter between two layers of one module makes the states that the later layer reads.
                 code = torch.where((code & STREAM) == STREAM, OUTPUT, code)
             codes[name] = torch.where(codes[name] == 0, code, codes[name])
     for name, code in _codes({OUTPUT: outputs}, parameters, generator).items():
-        # What the output says counts only where nothing else was seen.
+        # The output counts only where nothing else was seen.
         codes[name] |= torch.where(codes[name] == 0, code, code & OUTPUT)
     return codes
 
@@ -358,7 +359,8 @@ def _codes(
 def gradients_of(
     tensors: list[Tensor], parameters: dict[str, nn.Parameter], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    # Outputs may hold masked scores, which are -inf; 0 * inf must not poison the sum.
+    """By parameter the gradient of random projections of ``tensors``, if there is one."""
+    # Outputs may hold masked scores of -inf, and 0 * inf would spoil the sum.
     projected = [
         (torch.nan_to_num(tensor) * torch.randn(tensor.shape, generator=generator).to(tensor)).sum()
         for tensor in tensors
@@ -378,11 +380,11 @@ _ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared", "rest")
 
 @dataclass(frozen=True)
 class Finding:
-    """What the probe saw of one parameter: its slices.
+    """The slices of one parameter, as the probe saw them.
 
     ``direct``: the parameter acts on a context itself, as an output projection does. ``on_scores``: it acts
-    on scores or probabilities, and makes neither queries nor keys nor values. ``latent``: values and only one
-    of queries and keys depend on it.
+    on scores or probabilities, and makes neither queries nor keys nor values. ``latent``: values depend on
+    it, and only one of queries and keys.
     """
 
     slices: tuple[Slice, ...]
@@ -404,7 +406,7 @@ class Finding:
 def finding_from_codes(name: str, code: Tensor, complete: bool = True) -> Finding | None:
     """The slices along the axis that explains the codes best; None if nothing was seen or no axis does.
 
-    ``complete``: queries were seen; else they are scores as far as the probe knows.
+    ``complete``: queries were seen; otherwise the probe takes them for scores.
     """
     if bool((code & UNKNOWN).any()):
         return None
@@ -427,7 +429,7 @@ def finding_from_codes(name: str, code: Tensor, complete: bool = True) -> Findin
 
 
 def _slices(name: str, numbers: Tensor) -> tuple[Slice, ...] | None:
-    """Slices along the axis with the fewest; entries where nothing was seen (0) contradict nothing."""
+    """Slices along the axis that needs fewest; unseen entries (0) fit anywhere."""
     whole = whole_slice(name, numbers.numel())
     roles = [_ROLES[number - 1] for number in _values(numbers) if number]
     if len(roles) < 2:
@@ -443,14 +445,14 @@ def _slices(name: str, numbers: Tensor) -> tuple[Slice, ...] | None:
 
 
 def _parts(numbers: list[int]) -> list[Part]:
-    """Neighbouring lines of one role; lines where nothing was seen (0) go with those before them."""
+    """Neighbouring lines of one role; unseen lines (0) join those before them."""
     role = next(number for number in numbers if number)
     roles = [role := number or role for number in numbers]
     return [(_ROLES[number - 1], len(list(lines)), None) for number, lines in groupby(roles)]
 
 
 def _values(code: Tensor) -> list[int]:
-    """The small numbers that occur, without sorting millions of them."""
+    """The distinct small numbers in ``code``, without sorting millions of them."""
     return [int(value) for value in torch.bincount(code.flatten().int()).nonzero()]
 
 
@@ -465,7 +467,7 @@ def _role(code: int) -> Role | None:
     return "o" if code & (OUTPUT | ACTING) else None
 
 
-# --- Tensors that are made outside of the block that they enter ---
+# --- Tensors that are made outside the block that they enter ---
 
 _MATRIX_PRODUCT = ("Mm", "Addmm", "Bmm", "Baddbmm", "Linear", "Convolution")
 _VIEWS = ("T", "View", "Permute", "Expand", "UnsafeView", "ReshapeAlias", "Select", "Slice", "Split", "Alias")
@@ -481,7 +483,7 @@ def finding_from_gradients(
 
 
 def matrices_behind(tensor: Tensor) -> list[Tensor]:
-    """The weight matrices whose product ``tensor`` is, however it was cut, turned and scaled since.
+    """The weight matrices whose product ``tensor`` is, even if it was sliced, permuted or scaled since.
 
     Empty for a residual stream, which sums the products of many.
     """

@@ -1,11 +1,11 @@
 """The autograd probe: which rows of which parameter reach the queries, the keys, the values, the output.
 
-A model runs once on tiny inputs (``probe``), or one block of it on the inputs it has in training
-(``probe_call``), isolated from the rest (``trace.isolated``). The hidden states that enter an attention block
-are detached from the graph, so gradients stay inside it. Then gradients of random projections of the queries,
-the keys, the probabilities and the contexts (with probabilities detached) are taken: a row is in the QK
-circuit where the first three reach it, in the OV circuit where the last does, and shared where both do. The
-result is ``Evidence``; ``_verdicts`` compares it with the guesses of registry and names.
+``probe`` runs a model once on tiny inputs, ``probe_call`` one of its blocks on the inputs it has in training;
+both isolate what they run (``trace.isolated``). The hidden states that enter an attention block are detached,
+so gradients stay inside it. The probe takes gradients of random projections of the queries, the keys, the
+probabilities, and the contexts (with probabilities detached). A row that one of the first three reaches is in
+the QK circuit, one that the last reaches in the OV circuit; a row in both is shared. ``_verdicts`` compares
+this ``Evidence`` with the guesses from registry and names.
 """
 
 import math
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fasterqk.errors import InputError
 from fasterqk.labels._signals import (
@@ -55,12 +56,12 @@ HeadCounts = tuple[int, int, int, int]
 # By parameter the axis along which heads follow each other, and the head of every line (None: no single one).
 HeadLines = dict[str, tuple[int, tuple[int | None, ...]]]
 
-# States that enter a block with larger entries than this are replaced by noise.
+# Hidden states with larger entries than this are replaced by noise before they enter a block.
 _MODERATE = 1e4
-# Reversible layers do so (Reformer); there is nothing to verify.
+# Reversible layers (Reformer) cannot be verified.
 WITHOUT_AUTOGRAD = "its attention is formed without autograd, which the probe needs"
-# Models of up to this many parameters are probed on copies of all weights, every block by itself. Of larger
-# ones no weight is copied outside of one block per stack.
+# Up to this many parameters, the probe copies all weights and probes every block. In a larger model it copies
+# and probes one block per stack.
 SMALL = 8_000_000
 
 
@@ -68,14 +69,19 @@ SMALL = 8_000_000
 class Evidence:
     """What the probe saw: findings by parameter name, and which blocks ran.
 
-    ``ran`` are the blocks that formed probabilities, ``complete`` those among them in which a product of
-    queries and keys was seen; ``silent`` ones ran without any softmax. ``elsewhere`` are modules outside all
-    blocks in which such a product was seen. ``heads``: their numbers by block, and ``head_lines`` the lines
-    of parameters that belong to each; in ``irregular`` blocks a key head does not serve neighbours.
-    ``foreign``: blocks whose queries or keys are made outside of them. ``failure``: why the forward pass
-    ended early, if it did; what was seen until then counts. ``reached``: of blocks that ran without a product
-    of queries and keys, by softmax, the entries of their parameters that reach it. ``inputs``: codes of the
-    tensors that a block with foreign keys was called with.
+    Attributes:
+        findings: Findings by parameter name.
+        ran: Blocks that formed probabilities.
+        complete: Those among them that multiplied queries with keys.
+        silent: Blocks that ran without any softmax.
+        elsewhere: Modules outside all blocks that multiplied queries with keys.
+        heads: Head counts by block.
+        head_lines: The lines of parameters that belong to each head.
+        irregular: Blocks in which a key head serves query heads that are not neighbours.
+        foreign: Blocks whose queries or keys are made outside, with the word for which.
+        failure: Why the forward pass ended early; what was seen until then counts.
+        reached: For blocks without such a product, by softmax: the entries of their parameters that reach it.
+        inputs: Codes of the tensors that a block with foreign keys was called with.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)
@@ -106,12 +112,12 @@ def probe(
 ) -> Evidence:
     """Probe the attention blocks at the paths ``scopes`` while ``run(model)`` runs the model.
 
-    ``known`` are the paths of blocks that need no look. The model and the random state are left as they were.
+    ``known`` are the paths of blocks that need no probe. Model and random state stay as they were.
     """
     large = is_large(model)
     with random_states_kept(), isolated(model, share_weights=large), probe_running():
         torch.manual_seed(0)
-        for module in model.modules():  # not `eval`, which others may have taken over to be told of modes
+        for module in model.modules():  # not `eval`, which a model may override
             module.training = False
         add_noise(model, [model.get_submodule(path) for path in scopes] if large else None)
         return _probe(model, run, scopes, known, heads=heads)
@@ -120,10 +126,10 @@ def probe(
 def probe_call(
     model: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], heads: bool
 ) -> Evidence:
-    """Probe the block at ``path`` with the arguments of one call of it, in the middle of a training pass.
+    """Probe the block at ``path`` with the arguments of one of its calls, in the middle of a training pass.
 
-    Only what the block holds is copied. One example of the batch is enough, where the block takes it. If its
-    keys are made outside of it, it runs again to see which of the arguments they are.
+    Only the block is copied. It gets one example of the batch, or the whole batch if that fails. A block
+    whose keys are made outside runs again, to see which of the arguments they are.
     """
     call = (args, kwargs)
     evidence = Evidence()
@@ -146,7 +152,7 @@ def probe_call(
 def _probe_block(
     model: nn.Module, path: str, call: tuple[Any, Any], heads: bool, follow: bool = False
 ) -> Evidence:
-    """Run one block on its own; with ``follow``, also code the tensors that it is called with."""
+    """Run one block on its own; with ``follow``, also code the tensors in its arguments."""
     block = model.get_submodule(path)
     device = next((parameter.device.type for parameter in block.parameters()), "cpu")
     with (
@@ -160,7 +166,7 @@ def _probe_block(
     ):
         torch.manual_seed(0)
         for name in ("_forward_pre_hooks", "_forward_hooks"):
-            setattr(block, name, OrderedDict())  # they have been called with these arguments
+            setattr(block, name, OrderedDict())  # they have already seen these arguments
         args, kwargs = (detached_copy(part, model) for part in call)
         inputs = [tensor.requires_grad_() for tensor in float_tensors((args, kwargs))] if follow else []
         add_noise(block)
@@ -175,21 +181,17 @@ def _first_example(value: Any) -> Any:
     if states is None:
         return value
 
-    def cut(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            return part[:1] if part.dim() > 1 and part.shape[0] == states.shape[0] else part
-        if type(part) is dict:
-            return {key: cut(item) for key, item in part.items()}
-        return type(part)(cut(item) for item in part) if type(part) in (tuple, list) else part
+    def cut(part: Tensor) -> Tensor:
+        return part[:1] if part.dim() > 1 and part.shape[0] == states.shape[0] else part
 
-    return cut(value)
+    return tree_map_only(Tensor, cut, value)
 
 
 @torch.no_grad()
 def add_noise(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
-    """``model`` itself, made float32 at least and trainable, with noise on every parameter (of ``blocks``).
+    """Make ``model`` trainable in at least float32, with noise on every parameter (of ``blocks``).
 
-    Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
+    Parameters that start at zero (gates, LoRA's second factor) would block every gradient.
     """
     generator = torch.Generator().manual_seed(0)
     done: set[int] = set()
@@ -210,16 +212,15 @@ def add_noise(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn
 
 
 def fan_in(module: nn.Module, name: str, parameter: Tensor) -> float:
-    """How many products make one entry of the output of ``parameter``: noise is scaled by its root.
+    """How many products make one entry of the output of ``parameter``; noise is divided by its root.
 
-    Where the module does not say which axis is the input (a tensor with an axis for heads), the largest
-    number it can be.
+    If the module does not show the input axis (a tensor with an axis for heads), this is an upper bound.
     """
     shape = parameter.shape
     if parameter.dim() < 2:
-        return 100.0  # biases, gains and gates: small beside the one that most of them are
+        return 100.0  # biases, gains and gates: the noise is small beside a gain of one
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return float(shape[1])  # a row is looked up; it shall not drown what is added to it
+        return float(shape[1])  # a row is looked up and must not drown what is added to it
     if isinstance(module, _ConvTransposeNd):
         return shape[0] / module.groups * shape[2:].numel()
     if isinstance(module, _ConvNd) or (isinstance(module, nn.Linear) and name == "weight"):
@@ -239,9 +240,9 @@ def _probe(
     heads: bool = False,
     inputs: Sequence[Tensor] = (),
 ) -> Evidence:
-    """The evidence of the blocks ``scopes`` in ``model``, which is itself at ``path`` of a larger one.
+    """The evidence for the blocks ``scopes`` in ``model``, which may itself be at ``path`` of a larger one.
 
-    ``inputs`` are tensors of the call whose part in it is asked, too.
+    ``inputs`` are arguments of the call that get codes, too.
     """
     running = Running()
     trace = ProbeTrace(running.frames)
@@ -264,7 +265,7 @@ def _probe(
             raise
         evidence.failure = f"{type(error).__name__}: {error}"
     inside, evidence.elsewhere = _calls_by_block(trace.calls, blocks.parameters, set(known))
-    # In a block with scores of queries and keys, other softmaxes (a gate, a kernel) are something else.
+    # In a block with a product of queries and keys, other softmaxes (a gate, a kernel) do not count.
     chosen = {name: [call for call in calls if call.complete] or calls for name, calls in inside.items()}
     calls_of = {name: calls for name, calls in chosen.items() if all(call.finite for call in calls)}
     parameters = {name: value for block in blocks.parameters.values() for name, value in block.items()}
@@ -286,7 +287,7 @@ def _probe(
         finding = finding_from_codes(name, code, nearest(name, complete) is not None)
         if finding is not None:
             evidence.findings[name] = finding
-    # A block that was called with nothing to attend to (no image, no protein) uses none of its weights.
+    # A block without anything to attend to (no image, no protein) uses none of its weights.
     silent = blocks.finished - inside.keys()
     evidence.silent = {name for name in silent if any(code.any() for code in codes_of[name].values())}
     for name, calls in calls_of.items():
@@ -298,7 +299,7 @@ def _probe(
         evidence.foreign |= {name: foreign} if foreign else {}
         if heads and len(calls) == 1:
             _count_heads(evidence, name, calls[0], blocks.parameters[name], codes_of[name])
-    for call in trace.calls:  # it and its tensors hold each other through autograd, where Python cannot see
+    for call in trace.calls:  # break cycles through autograd, which Python's collector cannot see
         vars(call).clear()
     return evidence
 
@@ -320,7 +321,7 @@ def _bits(code: Tensor) -> int:
 
 
 class _Blocks:
-    """The probed blocks while they run: their parameters, what leaves them, and which have ``finished``.
+    """The probed blocks while they run: their parameters, their outputs, and which have ``finished``.
 
     ``without_autograd`` are those that ran with autograd off.
     """
@@ -337,10 +338,10 @@ class _Blocks:
 
     @contextmanager
     def observed(self, detach: bool) -> Iterator[None]:
-        """Keep what leaves each block; with ``detach``, what enters it is detached from the graph."""
+        """Keep the outputs of each block; with ``detach``, detach its inputs from the graph."""
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            return (_detached(args), _detached(kwargs)) if detach else None
+            return tree_map_only(Tensor, _detached, (args, kwargs)) if detach else None
 
         def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
             (self.finished if torch.is_grad_enabled() else self.without_autograd).add(name)
@@ -356,7 +357,7 @@ class _Blocks:
 def _calls_by_block(
     calls: list[ProbedCall], blocks: dict[str, Any], known: set[str]
 ) -> tuple[dict[str, list[ProbedCall]], tuple[str, ...]]:
-    """The calls inside each block, and the modules outside of all (and of the ``known``) that attend."""
+    """The calls inside each block, and the modules that attend outside all blocks and all ``known`` ones."""
     inside: dict[str, list[ProbedCall]] = {}
     elsewhere: dict[str, None] = {}
     for call in calls:
@@ -378,36 +379,24 @@ def _made_outside(codes: Iterable[Tensor]) -> str:
     return "queries" if not bits & QUERY else "keys" if not bits & KEY else ""
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _moderate(value.detach()) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return type(value)((key, _detached(item)) for key, item in value.items())
-    if type(value) in (tuple, list):
-        return type(value)(_detached(item) for item in value)
-    return value
+def _detached(tensor: Tensor) -> Tensor:
+    """``tensor`` without its graph; noise instead of hidden states that exploded or vanished.
 
-
-def _moderate(states: Tensor) -> Tensor:
-    """``states``, or noise of the same shape where they exploded or vanished on the way to a block.
-
-    A model without its trained norms may reach any size in its depth, and then every score is infinite.
-    Masks are left alone: they are zero or large and negative.
+    Without its trained norms, a deep model may reach any size, and then every score is infinite. Masks are
+    left alone: they are zero or large and negative.
     """
-    if not states.numel():
+    states = tensor.detach()
+    if not states.is_floating_point() or not states.numel():
         return states
-    exploded = not bool((states <= _MODERATE).all())  # also where it is not a number
+    exploded = not bool((states <= _MODERATE).all())  # true for nan
     if exploded or bool(0 < states.abs().amax() < 1 / _MODERATE**2):
         return torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states)
     return states
 
 
 def float_tensors(value: Any) -> list[Tensor]:
-    """The tensors of numbers in nested arguments, in order."""
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [tensor for item in items for tensor in float_tensors(item)]
+    """The floating-point tensors in nested arguments, in order."""
+    return [part for part in tree_leaves(value) if isinstance(part, Tensor) and part.is_floating_point()]
 
 
 # --- Heads: which entries one head of the products, or of the contexts, reaches ---
@@ -416,10 +405,10 @@ def float_tensors(value: Any) -> list[Tensor]:
 def heads_of(
     call: ProbedCall, parameters: dict[str, nn.Parameter], codes: dict[str, Tensor]
 ) -> tuple[HeadCounts | None, HeadLines]:
-    """The numbers of heads of one attention call and the lines of the parameters that belong to each.
+    """The head counts of one attention call, and the lines of the parameters that belong to each head.
 
-    Key heads that serve several query heads serve neighbours; any other order is a ``ValueError``. The
-    numbers are None where the axis of the heads is unknown.
+    Raises ``ValueError`` unless query heads that share a key head are neighbours. The counts are None if the
+    axis of the heads is unknown.
     """
     scores = call.scores()
     looking = _reached_by_head(scores, [leading_axes(tensor.dim()) for tensor in scores], parameters)
@@ -452,7 +441,7 @@ def heads_of(
 def _reached_by_head(
     tensors: list[Tensor], axes: list[tuple[int, ...]], parameters: dict[str, nn.Parameter]
 ) -> tuple[int, dict[str, Tensor]]:
-    """The number of heads, and by parameter and entry which of them reach it (heads along the first axis)."""
+    """The number of heads, and for every entry of a parameter which heads reach it (along the first axis)."""
     sizes = {tuple(tensor.shape[i] for i in heads) for tensor, heads in zip(tensors, axes, strict=True)}
     number = math.prod(next(iter(sizes))) if len(sizes) == 1 else 0
     if not all(axes) or not 0 < number <= _MOST_HEADS:
@@ -471,7 +460,7 @@ def _reached_by_head(
 
 
 def _groups(reached: Tensor, entries: Tensor) -> tuple[Tensor, int]:
-    """By entry the first head that reaches it, and how many do."""
+    """For every entry the first head that reaches it, and how many heads do."""
     count = reached.sum(0)
     numbers = [number for number in count[entries].unique().tolist() if number]
     first = reached.int().argmax(0)
