@@ -665,3 +665,10 @@ def test_a_batch_is_not_kept_for_a_reading_that_needs_none():
     exact, sampled = LogitMonitor(model), LogitMonitor(model, way="sampled")
     model(torch.randn(3, 5, 8))
     assert exact._inputs is None and sampled._inputs is not None
+
+
+def test_a_refused_monitor_leaves_no_hooks():
+    model = large(Custom())
+    with pytest.raises(InputError, match="str is not a torch optimizer"):
+        LogitMonitor(model, "adam", way="bound")
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())

@@ -1,12 +1,12 @@
-"""``WeightBounds``: what logits a block can have at most, from its weights alone.
+"""``WeightBounds``: an upper bound on the logits of a block, from its weights alone.
 
-The input of an attention block is ``gain * n + shift`` if a LayerNorm or RMSNorm makes it, and no ``n`` of
-width d is longer than sqrt(d). A logit is then a bilinear form of two such vectors, at most the spectral norm
-of the queries' weights times the keys', per head, times d; biases add their own terms. Rotary positions turn
-queries and keys, so there the two spectral norms are multiplied instead.
+A LayerNorm or RMSNorm makes inputs of the form ``gain * n + shift``, and no ``n`` of width d is longer than
+sqrt(d). A logit is a bilinear form of two such vectors. Per head, it is at most d times the spectral norm of
+the product of query and key weights; biases add terms. Rotary positions turn queries and keys, so with them
+the two spectral norms are multiplied instead.
 
-One training pass is watched to learn what no weight says: which norm makes the input, the factor on the
-products, and whether positions turn them. A block where these do not explain its products has no bound.
+One training pass shows what the weights do not: which norm makes the input, the factor on the products, and
+whether positions turn them. A block whose products do not follow from these has no bound.
 """
 
 import math
@@ -26,9 +26,9 @@ _ROWS = 16  # of products that are compared
 
 
 class WeightBounds:
-    """Bounds for the blocks of a model that ``learning`` has understood; see above.
+    """Bounds for the blocks whose products ``learn`` explained.
 
-    ``unknown`` says of the other blocks that were seen why they have none.
+    ``unknown`` has the reasons why other blocks have no bound.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -40,7 +40,7 @@ class WeightBounds:
 
     @contextmanager
     def learning(self, blocks: Sequence[AttentionBlock]) -> Iterator[None]:
-        """Watch the norms and projections of the model, in the passes in which ``learn`` is called."""
+        """Watch the norms and projections of the model during the passes in which ``learn`` is called."""
         names = {part.parameter.rpartition(".")[0] for block in blocks for part in block.slices}
         owners = {self._model.get_submodule(name) for name in names}
         project, norm = Hook(self._project), Hook(self._norm)
@@ -63,7 +63,7 @@ class WeightBounds:
 
     @torch.no_grad()
     def learn(self, block: AttentionBlock, scores: Scores, biased: bool) -> None:
-        """Understand a block by the scores of one of its calls."""
+        """Explain the products of a block, by the scores of one of its calls."""
         try:
             if biased:
                 raise _NotBounded("its logits have additive biases")
@@ -73,7 +73,7 @@ class WeightBounds:
             self.unknown[block.path] = str(reason)
 
     def _side(self, block: AttentionBlock, role: str) -> "tuple[_Side, Tensor]":
-        """The queries or keys, and the hidden states that they are made of."""
+        """The queries or keys, and the hidden states that they are made from."""
         parts = [part for part in block.slices if part.role == role]
         weights = [part for part in parts if self._model.get_parameter(part.parameter).dim() == 2]
         names = {part.parameter.rpartition(".")[0] for part in parts}
@@ -90,7 +90,7 @@ class WeightBounds:
 
     @torch.no_grad()
     def readings(self) -> dict[str, LogitReading]:
-        """The bounds with the weights as they are now, by block."""
+        """The bounds of the current weights, by block."""
         bounds = {path: bilinear.bound() for path, bilinear in self._known.items()}
         return {path: LogitReading(logit=bound, product=bound, way="bound") for path, bound in bounds.items()}
 
@@ -112,7 +112,7 @@ class _Norm:
         eps = vars(module).get("eps") or vars(module).get("variance_epsilon") or torch.finfo(states.dtype).eps
         wide = states.double()
         centred = wide - wide.mean(-1, keepdim=True)
-        # Rows that hardly vary are made of rounding.
+        # Rows that hardly vary are rounding errors.
         clear = centred.norm(dim=-1) > 1e-2 * wide.norm(dim=-1)
         for vectors in (centred[clear], wide[clear]) if bool(clear.any()) else ():
             unit = vectors * (vectors.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -167,7 +167,7 @@ class _Side:
 
 @dataclass(eq=False)
 class _Bilinear:
-    """Products that are ``factor`` times the product of two projections, ``turned`` by positions or not."""
+    """Products of two projections times ``factor``; ``turned`` by rotary positions or not."""
 
     queries: _Side
     keys: _Side
@@ -198,7 +198,7 @@ class _Bilinear:
 
 
 def _fitted(queries: tuple[_Side, Tensor], keys: tuple[_Side, Tensor], scores: Scores) -> _Bilinear:
-    """How the products follow from the projections; on the diagonal positions do not matter."""
+    """The form in which products follow from the projections; positions cancel on the diagonal."""
     q, k = (side.vectors(states) for side, states in (queries, keys))
     rows = torch.arange(min(_ROWS, scores.length))
     products, _, _ = next(scores.parts(None, rows))

@@ -1,20 +1,20 @@
-"""``qk_clip``: after every step, scale back the heads whose attention logits exceed a threshold.
+"""``qk_clip``: scale back the heads whose attention logits exceed a threshold, after every step.
 
-The steps, for an attention block (QK-Clip, Kimi K2):
+QK-Clip (Kimi K2), for one attention block:
 
-1. While the model trains, ``Watch`` (``_logits``) reports the scores of every attention call. If the longest
-   query times the longest key stays below the threshold, no product can exceed it and none is computed.
-2. The largest product of each head is kept until the optimizer has stepped: over micro-batches, over calls of
-   a block that is used several times, and over processes.
+1. In training, ``Watch`` (``_logits``) reports the scores of every attention call. As long as the longest
+   query times the longest key stays below the threshold, no product can exceed it, and none is computed.
+2. The largest product of each head is kept until the optimizer has stepped: over micro-batches, over all
+   calls of a block, and over processes.
 3. ``factor = threshold / max(largest, threshold)``. Queries are multiplied by ``factor ** alpha`` and keys by
    ``factor ** (1 - alpha)``, weights and biases alike (``ScaledHeads``).
 
-Compiled code shows no scores, but its graph bounds the products of each head (``_logits``). A step whose
-bounds stay below the threshold needs no clip: that is a proof. After one with a bound above it, the next step
-runs uncompiled, is read exactly and clipped; so does the first one.
+Compiled code shows no scores, but its graph bounds the products of each head (``_logits``). Bounds below the
+threshold prove that a step needs no clip. After a step with a bound above it, the next step runs uncompiled,
+is read exactly and clipped; so is the first step.
 
-At the first call of each block ``_rehearse`` scales copies of the weights and checks that the scores follow
-head by head. A block where they do not, for example because of a norm on queries or keys, is refused.
+At the first call of each block, ``_rehearse`` scales copies of the weights and checks that the scores follow
+head by head. If they do not, for example because of a norm on queries or keys, the block is refused.
 """
 
 import math
@@ -56,7 +56,7 @@ _ROWS = 16  # rows of scores that a rehearsal compares
 
 @dataclass(frozen=True)
 class Clipped:
-    """One head above the threshold: its largest logit, and the factor by which its logits are scaled."""
+    """A head above the threshold: its largest logit, and the factor by which its logits are scaled."""
 
     block: str
     layer: int | None
@@ -78,20 +78,20 @@ def qk_clip(
 ) -> "QKClip":
     """After each step of ``optimizer``, scale back the heads whose attention logits exceed ``threshold``.
 
-    The largest logit of a head is the largest product of query and key, with scale and rotary positions, over
+    The largest logit of a head is its largest product of query and key, with scale and rotary positions, over
     all pairs that the mask allows, in the training passes since the last step. If it exceeds the threshold,
     the head's query weights are multiplied by ``factor ** alpha`` and its key weights by
     ``factor ** (1 - alpha)``, with ``factor = threshold / largest``; biases are scaled like their weights. A
-    key that several query heads share takes the strictest factor of its group, and each query the rest of its
+    key shared by several query heads takes the strictest factor of its group, and each query the rest of its
     own factor. In latent attention, the part of the query that meets the shared rotary key takes the whole
     factor. Additive biases and soft caps stay as they are; the product before them is clipped.
 
-    It works with any optimizer, with gradient accumulation, DDP and FSDP2. Passes in evaluation mode or
-    without gradients do not count. There is no state to save: call it again when training resumes.
+    Works with any optimizer, gradient accumulation, DDP and FSDP2. Passes in evaluation mode or without
+    gradients do not count. There is no state to save: call it again when training resumes.
 
-    Compiled models run the first step uncompiled, and then every step after one in which the longest query
-    times the longest key of some head exceeded the threshold; only those are read and clipped, so a head that
-    passes the threshold in a compiled step is clipped one step later. Call it before the model's first
+    A compiled model runs its first step uncompiled, and every step after one in which the longest query times
+    the longest key of some head exceeded the threshold. Only these steps are read and clipped, so a head that
+    passes the threshold in a compiled step is clipped one step later. Call ``qk_clip`` before the first
     compiled pass, whose code must contain the bound.
 
     Arguments:
@@ -99,7 +99,7 @@ def qk_clip(
         optimizer: The optimizer that trains its queries and keys.
         threshold: The largest logit that is allowed.
         alpha: The share of the factor that queries take, from 0 to 1.
-        log_only: Only record the heads above the threshold; change no weight.
+        log_only: Record the heads above the threshold without changing weights.
         labels, circuits: As in :func:`make_optimizer`.
         group: The processes over which maxima are taken, by the names of blocks; by default all. Give it
             where processes hold different layers under the same names (pipelines).
@@ -109,8 +109,8 @@ def qk_clip(
         (``remove()``).
 
     Raises:
-        InputError: The model has norms on queries or keys, or has adapters, or the optimizer does not train
-            its queries and keys.
+        InputError: The model has norms on queries or keys or adapters, or the optimizer does not train its
+            queries and keys.
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -142,10 +142,13 @@ def qk_clip(
 class QKClip(Observer):
     """The clip of one model and its optimizer, made by :func:`qk_clip`.
 
-    ``last`` are the heads above the threshold in the last step, ``total`` counts such heads since the start,
-    ``steps`` counts steps and ``exact_steps`` those that were read exactly; the others ran compiled.
-    ``compiled``: passes run compiled, or are expected to. ``bound`` is an upper bound on all products of the
-    last step. As a context manager it removes the clip on exit.
+    As a context manager it removes the clip on exit.
+
+    Attributes:
+        last: The heads above the threshold in the last step; ``total`` counts such heads since the start.
+        steps: The number of steps; ``exact_steps`` of them were read exactly, the others ran compiled.
+        compiled: Whether passes run compiled, or are expected to.
+        bound: An upper bound on all products of the last step.
     """
 
     def __init__(
@@ -183,7 +186,7 @@ class QKClip(Observer):
         return f"QKClip({sizes}, {settings})"
 
     def log(self) -> dict[str, float]:
-        """Numbers of the last step for a log: how many heads were clipped, their largest logit, the bound."""
+        """Numbers of the last step for a log: the clipped heads, their largest logit, the bound."""
         numbers = {"logits/clipped_heads": float(len(self.last)), "logits/clip_bound": self.bound}
         if self.last:
             numbers["logits/largest_clipped"] = max(head.logit for head in self.last)
@@ -218,14 +221,16 @@ class QKClip(Observer):
         self._warn(maxima)
         clipped = []
         for path, scaled in self._by_path.items():
-            # Maxima below the threshold and maxima that are not finite have factor one.
-            # A head that was scaled to the threshold is above it by rounding alone in the next step.
+            # A head that was scaled to the threshold may be above it by rounding in the next step.
             dtype = self.model.get_parameter(scaled.parts[0][0].parameter).dtype
             limit = self.threshold * (1 + 2 * torch.finfo(dtype).eps)
             above = maxima[path].isfinite() & (maxima[path] > limit)
             if bool(above.any()):
                 factors = torch.where(above, self.threshold / maxima[path], 1.0)
-                clipped += scaled.clipped(maxima[path], factors)
+                clipped += [
+                    Clipped(path, scaled.block.layer, head, float(maxima[path][head]), float(factors[head]))
+                    for head in above.nonzero().squeeze(1).tolist()
+                ]
                 if not self.log_only:
                     scaled.scale(self.model, factors, self.alpha)
         self.last = clipped
@@ -235,7 +240,7 @@ class QKClip(Observer):
         self._choose_next()
 
     def _taken(self, ran_compiled: set[str]) -> dict[str, Tensor]:
-        """What was seen since the last step, by block: largest products and their bounds, over processes."""
+        """The largest products since the last step and their bounds, by block, over processes."""
         written = take_bounds(self._watched)
         for path, scaled in self._by_path.items():
             if path in written:
@@ -252,7 +257,7 @@ class QKClip(Observer):
         return {path: numbers.view(2, -1) for path, numbers in maxima.items()}
 
     def _see_nothing(self, block: AttentionBlock) -> None:
-        """A block ran compiled and wrote no bound: not verified yet, or code that cannot be seen there."""
+        """Warn if a verified block ran compiled and wrote no bound."""
         if block.path not in self._unverified and block.path not in self._blind:
             self._blind.add(block.path)
             warnings.warn(
@@ -272,10 +277,10 @@ class QKClip(Observer):
             self._eager.start()
 
     def _check_pass(self, ran_compiled: bool) -> None:
-        """Raise if the step had gradients of a training pass that was not seen.
+        """Raise if the step had gradients from a training pass that was not seen.
 
-        A step without gradients is not a step of training: loading a checkpoint may take one. A process may
-        skip every block and still get gradients of the others.
+        Loading a checkpoint may take a step without gradients, which is no training. A process may skip every
+        block and still get gradients from the others.
         """
         entered, self._watch.entered = self._watch.entered or ran_compiled, False
         self.compiled |= ran_compiled or self._inside
@@ -314,11 +319,11 @@ def _is_compiled(module: nn.Module) -> bool:
 
 @dataclass(eq=False)
 class ScaledHeads:
-    """The queries and keys of one block by head, and what was seen of each head since the last step.
+    """The queries and keys of one block by head, and the largest products since the last step.
 
-    ``maxima`` has two rows: the largest products, and upper bounds on them.
     ``parts`` are slices that make the queries or keys of one head. True marks queries that take the whole
-    factor, because their key is shared by all heads and not scaled.
+    factor, because all heads share their key, which is not scaled. ``maxima`` has two rows: the largest
+    products, and upper bounds on them.
     """
 
     block: AttentionBlock
@@ -341,22 +346,14 @@ class ScaledHeads:
         return multipliers
 
     def scale(self, model: nn.Module, factors: Tensor, alpha: float) -> None:
-        """Multiply the weights in place; entries with multiplier one keep their bits."""
+        """Multiply the weights in place; entries with a multiplier of one keep their bits."""
         for name, numbers in self.multipliers(factors, alpha).items():
             if any(number != 1 for _, number in numbers):
                 _multiply(model.get_parameter(name), numbers)
 
-    def clipped(self, largest: Tensor, factors: Tensor) -> list[Clipped]:
-        """The heads above the threshold."""
-        block = self.block
-        return [
-            Clipped(block.path, block.layer, head, float(largest[head]), float(factors[head]))
-            for head in (factors < 1).nonzero().squeeze(1).tolist()
-        ]
-
 
 def _vector(shape: Sequence[int], numbers: Sequence[tuple[Slice, float]]) -> Tensor:
-    """The multipliers of a tensor of this shape, to be broadcast; 1 outside the slices."""
+    """Multipliers that broadcast to ``shape``; 1 outside the slices."""
     axis = numbers[0][0].axis or 0
     vector = torch.ones(shape[axis], dtype=torch.float64)
     for part, number in numbers:
@@ -365,7 +362,7 @@ def _vector(shape: Sequence[int], numbers: Sequence[tuple[Slice, float]]) -> Ten
 
 
 def _multiply(parameter: Any, numbers: Sequence[tuple[Slice, float]]) -> None:
-    """Multiply the slices of a parameter in place; of a sharded one, the shard of this process."""
+    """Multiply the slices of a parameter (of a sharded one: of this process's shard) in place."""
     vector, local = _vector(parameter.shape, numbers), parameter
     if hasattr(parameter, "placements"):
         from torch.distributed.tensor import distribute_tensor
@@ -379,7 +376,7 @@ def _multiply(parameter: Any, numbers: Sequence[tuple[Slice, float]]) -> None:
 def _clippable(
     model: nn.Module, blocks: Sequence[AttentionBlock], optimizer: torch.optim.Optimizer
 ) -> list[ScaledHeads]:
-    """The trained blocks with the parts of their heads; an ``InputError`` if one cannot be clipped."""
+    """The trained blocks with their heads; ``InputError`` if one of them cannot be clipped."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     hooks = hooks_of(optimizer) or StepHooks([], [], weakref.ref(model))
     trained = hooks.trained(optimizer)
@@ -426,8 +423,8 @@ def _scaled_heads(model: nn.Module, block: AttentionBlock) -> ScaledHeads:
     gaps = any(numbers != set(range(len(numbers))) for numbers in (query_heads, key_heads))
     if not parts or heads % keys or gaps:
         raise InputError(
-            f"it is not known which rows of {block.path or 'the model'} make the queries and keys of which "
-            "head; leave it out with labels= that call its queries and keys rest"
+            f"qk_clip does not know which rows of {block.path or 'the model'} make the queries and keys of "
+            "which head; leave it out with labels= that call its queries and keys rest"
         )
     if shared:
         parts = _with_rotary(block, [part for part, _ in parts])
@@ -453,13 +450,13 @@ def _with_rotary(block: AttentionBlock, parts: list[Slice]) -> list[tuple[Slice,
 
 
 def _acts_on_scores(model: nn.Module, name: str) -> bool:
-    """Whether a parameter shifts or scales the scores and is not a factor of the product."""
+    """Whether a parameter shifts or scales the scores instead of making queries or keys."""
     owner = model.get_submodule(name.rpartition(".")[0])
     return isinstance(owner, nn.Embedding) or any(meaning(part).score for part in name.split("."))
 
 
 def _refuse_norm(model: nn.Module, block: AttentionBlock, part: Slice) -> None:
-    """Refuse norms on queries or keys; one between two factors of a projection is left to the rehearsal."""
+    """Refuse norms on queries or keys; the rehearsal decides on norms between two factors of a projection."""
     if "norm" not in type(model.get_submodule(part.parameter.rpartition(".")[0])).__name__.lower():
         return
     matrices = {
@@ -482,7 +479,7 @@ def _refuse(block: AttentionBlock, reason: str) -> None:
 
 
 def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None:
-    """Raise unless scaling copies of the weights of a block scales its scores head by head."""
+    """Raise unless the scores of a block follow its weights head by head, tried on copies."""
     module, block = scaled.block.module, scaled.block
     prefix = f"{block.path}." if block.path else ""
     tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
@@ -522,7 +519,7 @@ def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None
 def _scores(
     module: nn.Module, heads: int, tensors: dict[str, Tensor], args: Any, kwargs: Any
 ) -> list[tuple[Tensor, int]]:
-    """Run the module once more: some rows of the products of every call, and the bytes of a number there."""
+    """Run the module again: some rows of the products of every call, and the bytes of one number."""
     samples: list[tuple[Tensor, int]] = []
 
     def see(scores: Scores) -> None:
@@ -533,7 +530,7 @@ def _scores(
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     hooks = {name: vars(module)[name] for name in ("_forward_pre_hooks", "_forward_hooks")}
     try:
-        for name in hooks:  # those of FSDP2 would shard the block again, others have run
+        for name in hooks:  # FSDP2's would shard the block again; others have run
             setattr(module, name, OrderedDict())
         with torch.no_grad(), random_states_kept(), unobserved(), LogitTrace(heads, see):
             functional_call(module, {**tensors, **buffers}, tuple(args), kwargs)

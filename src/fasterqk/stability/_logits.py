@@ -1,12 +1,12 @@
 """Observe the attention calls of a model while it trains, and read or bound their logits.
 
 ``Watch`` puts hooks on the attention blocks of a model. While a block runs in training, ``LogitTrace`` sees
-the torch functions that the block calls and turns each attention call into ``Scores`` (``_scores``), however
-it is written: torch's kernel, ``nn.MultiheadAttention``, FlexAttention, or a product and a softmax. Nothing
-is replaced, so training is bit-identical.
+the torch functions that it calls and turns every attention call into ``Scores`` (``_scores``): torch's
+kernel, ``nn.MultiheadAttention``, FlexAttention, or a product and a softmax. No computation is replaced, so
+training is bit-identical.
 
-In compiled code no such trace can run. There the hooks are a part of the graph: they exchange torch's kernel
-for a function that also writes the bound of each head into a tensor of the block (``AttentionBlock.bound``).
+A trace cannot run in compiled code. There the hooks are part of the graph: they exchange torch's kernel for a
+function that also writes the bound of each head into a tensor of the block (``AttentionBlock.bound``).
 """
 
 import math
@@ -39,14 +39,14 @@ from fasterqk.stability._scores import (
 from fasterqk.trace.calls import seen_inside
 from fasterqk.trace.modules import head_counts, nothing_compiled
 
-# --- FlexAttention is not a torch function, so its name is replaced in the modules that call it ---
+# --- FlexAttention is not a torch function, so its name is replaced in the files that call it ---
 
 _FLEX = "torch.nn.attention.flex_attention"
 _FLEX_ARGUMENTS = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa", "return_lse")
 
 
 def _seen_flex(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call FlexAttention and show it; on a GPU the kernel itself returns the largest score of each row."""
+    """Call FlexAttention and show the call; on a GPU, the kernel returns the largest score of each row."""
     named: dict[str, Any] = {**dict(zip(_FLEX_ARGUMENTS, args, strict=False)), **kwargs}
     user_aux, mask = named.get("return_aux"), named.get("block_mask")
     asks = bool(_traces and named["query"].is_cuda and not named.get("return_lse"))
@@ -92,11 +92,13 @@ def flex_names(module: nn.Module) -> list[tuple[Any, str]]:
 class AttentionBlock:
     """A module that forms attention, with its labelled queries and keys.
 
-    ``heads`` is the number of query heads; None if only the scores show it. ``bound`` holds upper bounds on
-    the logits (first row) and on the products (second row) of each head, raised by the training passes that
-    ran compiled; None until a pass has shown the number of heads. ``ran``: such a pass was there.
-    ``additive``: the code writes its softmax out, of more than products, so products have no bound.
-    ``shifted``: it subtracts the maximum first, so logits have none either.
+    Attributes:
+        heads: The number of query heads; None if only the scores show it.
+        bound: Upper bounds on the logits (first row) and the products (second row) of each head, raised by
+            compiled training passes; None until a pass has shown the number of heads.
+        ran: Whether such a pass ran.
+        additive: The input of a written-out softmax is more than products, so these have no bound.
+        shifted: The code subtracts the maximum first, so logits have no bound either.
     """
 
     path: str
@@ -110,7 +112,7 @@ class AttentionBlock:
     shifted: bool = False
 
     def make_bound(self, scores: Scores) -> None:
-        """Make the tensor of the bounds, by the first scores that were seen."""
+        """Allocate the bounds when the first scores are seen."""
         self.shifted |= scores.shifted
         if self.bound is None:
             shape, dtype = (2, scores.heads), torch.promote_types(scores.like.dtype, torch.float32)
@@ -119,13 +121,13 @@ class AttentionBlock:
                 torch._dynamo.mark_static_address(self.bound)  # CUDA graphs may write to it
 
     def raise_bound(self, logit: Tensor, product: Tensor) -> None:
-        """Raise the bounds to these; compiled code does it as well."""
+        """Raise the bounds to these, also in compiled code."""
         if self.bound is not None and len(logit) == self.bound.shape[1]:
             self.bound.copy_(torch.maximum(self.bound, torch.stack([logit, product]).to(self.bound)))
 
 
 def take_bounds(blocks: Sequence[AttentionBlock]) -> dict[str, Tensor]:
-    """The bounds that compiled passes have written since the last call, by path, on the processor."""
+    """The bounds that compiled passes have written since the last call, by path, on the CPU."""
     written = [(block.path, block.bound) for block in blocks if block.ran and block.bound is not None]
     for block in blocks:
         block.ran = False
@@ -175,16 +177,16 @@ def _holder(model: nn.Module, names: Sequence[str]) -> str:
     return ".".join(path)
 
 
-# --- Bounds, which also compiled code can write ---
+# --- Bounds, which compiled code can write, too ---
 
-# Blocks that are running and bound their logits, and traces of those that read them, outermost first.
+# Running blocks that bound their logits, and the traces of those that read them, outermost first.
 _bounded: list[AttentionBlock] = []
 _traces: list[LogitTrace] = []
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Within, the traces that are active see no call."""
+    """Hide calls from the active traces inside this context."""
     active = _traces[:]
     for trace in reversed(active):
         trace.__exit__(None, None, None)
@@ -207,17 +209,17 @@ def see_attention(
     mask: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> None:
-    """Show an attention call to the monitors and clips of a model, for kernels that PyTorch does not know.
+    """Show an attention call to monitors and clips, for kernels that PyTorch does not know.
 
-    Call it in the attention module, beside the kernel. It costs nothing where nothing watches, and can be
+    Call it beside the kernel, in the attention module. Without a monitor or clip it costs nothing. It can be
     compiled.
 
     Arguments:
         query, key, value: As the kernel takes them, with axes (batch, head, token, width); keys and values
             may have fewer heads.
         scale: The factor on the products; by default 1 / sqrt(width).
-        causal: Whether a query sees only the keys up to its own position.
-        mask: What it sees otherwise, as in ``torch.nn.functional.scaled_dot_product_attention``.
+        causal: Whether a query sees only keys up to its own position.
+        mask: Any other mask, as for ``torch.nn.functional.scaled_dot_product_attention``.
         lse: The log-sum-exp of each row, (batch, head, token), which no logit of the row exceeds.
 
     >>> see_attention(*torch.randn(2, 1, 4, 10, 8))
@@ -241,7 +243,7 @@ def _show(query: Tensor, key: Tensor, **options: Any) -> None:
 def _bounded_kernel(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **options: Any
 ) -> Tensor:
-    """Torch's attention kernel, in the place of its name while a block runs that bounds its logits."""
+    """Torch's attention kernel, under whose name it runs in a block that bounds its logits."""
     _show(query, key, scale=options.get("scale"), mask=attn_mask)
     return SDPA(query, key, value, attn_mask, *args, **options)
 
@@ -249,7 +251,7 @@ def _bounded_kernel(
 def _bounded_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Tensor:
-    """Torch's softmax likewise, for code that writes attention out: it takes the logits themselves."""
+    """Torch's softmax likewise, for attention in plain operations; the bounds are the logits themselves."""
     if dim in (-1, input.dim() - 1):
         with torch.no_grad():
             for block in _bounded:
@@ -277,7 +279,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 @dataclass(eq=False)
 class Hook:
-    """A function that a module holds; what a copied or pickled module holds in its place does nothing."""
+    """A hook that a copied or pickled module does not inherit: its copy does nothing."""
 
     function: Callable[..., Any]
 
@@ -291,13 +293,12 @@ class Hook:
 class Watch:
     """Hooks on the blocks of a model that pass the scores of training passes to ``see``.
 
-    A pass counts if the block is in training mode and gradients are enabled; with activation checkpointing
-    that is the pass whose activations the gradients use. ``after`` is called with the arguments of every call
-    that counted, while the weights of a sharded block are whole; ``unseen`` with the reason why a block that
-    ran shows no scores.
+    A pass counts in training mode with gradients enabled. With activation checkpointing, that is the pass
+    whose activations the gradients use. ``after`` gets the arguments of every call that counts, while the
+    weights of a sharded block are whole. ``unseen`` gets the reason why a block shows no scores.
 
-    Blocks that run compiled only raise their ``bound``; so do all while ``bounding``. ``any_pass``: passes in
-    evaluation mode or without gradients count, too.
+    Compiled blocks only raise their ``bound``, and all blocks do while ``bounding``. With ``any_pass``,
+    passes in evaluation mode or without gradients count, too.
     """
 
     def __init__(
@@ -318,7 +319,7 @@ class Watch:
         for block in blocks:
             enter, leave = Hook(partial(self.enter, block)), Hook(partial(self._leave, block))
             self._hooks.enter_context(block.module.register_forward_pre_hook(enter))
-            # Before all other hooks: FSDP2 shards the weights of the block again in one of them.
+            # Before all other hooks: FSDP2's shards the weights of the block again.
             self._hooks.enter_context(
                 block.module.register_forward_hook(leave, with_kwargs=True, always_call=True, prepend=True)
             )
@@ -340,7 +341,7 @@ class Watch:
         self._running.append((block, running))
 
     def _enter_bounding(self, block: AttentionBlock) -> None:
-        """What the graph of compiled code contains: no call of Python, only other names for the kernels."""
+        """The part of a hook that a graph contains: no Python calls, only other kernels under their names."""
         block.ran = True
         _bounded.append(block)
         F.scaled_dot_product_attention, F.softmax = _bounded_kernel, _bounded_softmax
@@ -398,7 +399,7 @@ class Watch:
 
 
 class Observer:
-    """What observes a model until ``remove()``; as a context manager, until its end."""
+    """Observes a model until ``remove()`` or, as a context manager, until its exit."""
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -417,16 +418,16 @@ class EagerTraining:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._session, self._eager = ExitStack(), ExitStack()
-        weakref.finalize(model, self._eager.close)  # nobody need stop it when the model is gone
+        weakref.finalize(model, self._eager.close)
 
     def start(self) -> None:
         """Run training passes uncompiled from now on."""
-        self._session.enter_context(_told_of_modes(self._model, self._set))
+        self._session.enter_context(_observed_modes(self._model, self._set))
         self._session.callback(self.pause)
         self._set(self._model.training)
 
     def pause(self) -> None:
-        """Let code run compiled until the model is set to train again."""
+        """Run everything as before until the model is set to train again."""
         self._eager.close()
 
     def stop(self) -> None:
@@ -439,11 +440,11 @@ class EagerTraining:
             self._eager.enter_context(nothing_compiled())
 
 
-_OBSERVERS = "_fasterqk_observers"  # attribute of a model: who is told when it is set to train or evaluate
+_OBSERVERS = "_fasterqk_observers"  # attribute of a model: functions to call when its mode is set
 
 
 def train(model: nn.Module, mode: bool = True) -> nn.Module:
-    """``model.train(mode)`` of an observed model; its name is the one under which pickle looks for it."""
+    """``model.train(mode)`` of an observed model; pickle finds it under this name."""
     held = vars(model)
     for observer in held.get(_OBSERVERS, ()):
         observer(mode)
@@ -452,7 +453,7 @@ def train(model: nn.Module, mode: bool = True) -> nn.Module:
 
 
 @contextmanager
-def _told_of_modes(model: nn.Module, observe: Callable[[bool], None]) -> Iterator[None]:
+def _observed_modes(model: nn.Module, observe: Callable[[bool], None]) -> Iterator[None]:
     """Call ``observe(training)`` whenever the mode of ``model`` is set; torch has no hook for that."""
     held, observer = vars(model), Hook(observe)
     if _OBSERVERS not in held:
@@ -480,7 +481,7 @@ def in_processes(group: Any = None) -> bool:
 
 
 def agreed_sizes(sizes: dict[str, int], group: Any = None) -> dict[str, int]:
-    """The head counts of the blocks of all processes, by path: these may hold, or run, different blocks."""
+    """The head counts of the blocks of all processes, by path; processes may hold or run different blocks."""
     if not in_processes(group):
         return sizes
     everywhere: list[Any] = [None] * dist.get_world_size(group)
@@ -499,9 +500,9 @@ def agreed_sizes(sizes: dict[str, int], group: Any = None) -> dict[str, int]:
 def over_processes(
     maxima: dict[str, Tensor], sizes: dict[str, int], device: torch.device, group: Any = None
 ) -> dict[str, Tensor]:
-    """The maxima over all processes of the blocks in ``sizes``, which all processes agree on.
+    """The maxima over all processes, of the blocks in ``sizes``, on which all processes agree.
 
-    -inf stands for a block that ran nowhere; NaN, which a reduction may drop, counts as infinite.
+    A block that ran nowhere has -inf. NaN, which a reduction may drop, becomes infinite.
     """
     parts = [maxima.get(path, torch.full((size,), -math.inf)) for path, size in sizes.items()]
     if not parts or not in_processes(group):

@@ -1,10 +1,9 @@
 """``LogitMonitor``: the attention logits of every layer and head, on the training batches.
 
-Three ways to know a logit: the step is read *exactly*, uncompiled; an extra pass reads a *sample* of the
-batch; or a *bound* is kept inside the code that trains, compiled or not, or follows from the weights. In the
-first way the blocks have hooks only in the steps that are read, while the model is in training mode; at all
-other times it runs unobserved, and compiled if it is compiled. A monitor never stops a training: what it
-cannot read is a warning.
+A logit is known in three ways: *exactly*, in a step that runs uncompiled; from a *sample* of the batch, in an
+extra pass; or by a *bound*, kept inside the training code, compiled or not, or computed from the weights. For
+exact readings, blocks have hooks only in the steps that are read; in all others the model runs unobserved,
+and compiled if it is compiled. A monitor never stops training: it warns about what it cannot read.
 """
 
 import math
@@ -46,47 +45,47 @@ from fasterqk.trace.isolated import attributes_kept, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, uncompiled
 
 _WAYS = ("exact", "sampled", "bound", "weights")
-_KEPT = 1000  # readings; beyond it every second one is dropped
-_ROWS = 16  # of each call, in which the change of logits is read
+_KEPT = 1000  # readings; beyond that, every second one is dropped
+_ROWS = 16  # of each call, for the change of logits
 
 
 class LogitMonitor(Observer):
-    """Reads the attention logits of ``model`` in its training passes: in the first step, then periodically.
+    """Read the attention logits of ``model`` in its training passes: in the first step, then periodically.
 
-    A logit is what enters the softmax, rotary positions included, over all pairs that the mask allows. With
+    Logits are the inputs of the softmax, rotary positions included, over all pairs that the mask allows. With
     additive biases or a soft cap, the product before them is reported as well. Training does not change.
     ``last`` is the newest :class:`Logits`, ``history`` all of them, ``write(path)`` makes a page, and
     ``remove()`` removes the monitor. A notebook shows the newest logits of all layers and heads.
 
     Arguments:
         model: The model.
-        optimizer: Count its steps, with all micro-batches and processes of a step together. Without it, a
-            step is one training pass of the model.
-        way: How logits are read; ``last.way`` says which way was used.
+        optimizer: Count its steps, each with all its micro-batches and processes. Without it, a step is one
+            training pass of the model.
+        way: How to read logits; ``last.way`` is the way that was used.
 
             ``exact``: A step that is read runs uncompiled and costs about one more product of queries and
             keys; other steps cost nothing.
-            ``sampled``: Steps run as they are. One more pass, uncompiled and without gradients, reads
+            ``sampled``: Steps stay as they are. One more pass, uncompiled and without gradients, reads
             ``instances`` of the batch. Maxima are lower bounds.
-            ``bound``: The longest query times the longest key of each head is kept in every step, also
-            inside compiled code. A reading has the largest since the one before. No logit exceeds it.
-            ``weights``: A bound from the weights alone, for blocks whose input is made by a LayerNorm or
-            RMSNorm. It holds for every batch; steps cost nothing.
+            ``bound``: Every step keeps the longest query times the longest key of each head, also in compiled
+            code. A reading is the largest since the last one. No logit exceeds it.
+            ``weights``: A bound from the weights alone, for blocks behind a LayerNorm or RMSNorm. It holds
+            for every batch; steps cost nothing.
 
             The first reading of ``bound`` and ``weights`` is exact.
-        every: The number of steps from one reading to the next.
-        instances: How many instances of the batch an extra pass reads.
+        every: The number of steps between readings.
+        instances: The number of instances of the batch that an extra pass reads.
         explain: Also read what a step changes: the logits of ``instances`` of the batch, in two extra passes,
-            and the weights of each role, of which it keeps a copy in the steps that are read.
+            and the weights of each role, from a copy of them.
         limit: Warn once when a logit exceeds this.
-        log: Where numbers go when a reading is complete: TensorBoard's ``SummaryWriter``, ``wandb``,
-            ``trackio``, or a function of (numbers by name, step).
+        log: Where to log each reading: TensorBoard's ``SummaryWriter``, ``wandb``, ``trackio``, or a function
+            of (numbers by name, step).
         labels, circuits: As in :func:`make_optimizer`.
         group: The processes over which maxima are taken, by the names of blocks; by default all.
 
     Raises:
-        InputError: An argument is wrong. In training it only warns: a block whose scores cannot be seen
-            (talking heads, a softmax that is written out) is named once and left out.
+        InputError: An argument is wrong. In training there are only warnings: a block whose scores cannot be
+            seen (talking heads, a softmax that is written out) is named once and left out.
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> monitor = LogitMonitor(model)
@@ -118,6 +117,9 @@ class LogitMonitor(Observer):
             raise InputError(f"way={way!r} is not one of {', '.join(_WAYS)}")
         if explain and optimizer is None:
             raise InputError("explain=True reads what a step changes: give the monitor the optimizer")
+        inner_optimizer = None if optimizer is None else unwrapped(optimizer)
+        if not isinstance(inner_optimizer, torch.optim.Optimizer | None):
+            raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
         self.model, self.way, self.every, self.limit = model, way, every, limit
         self.instances, self.explain = instances, explain
         self.steps = 0
@@ -142,17 +144,14 @@ class LogitMonitor(Observer):
             before, after = Hook(self._before_pass), Hook(self._after_pass)
             self._hooks.enter_context(model.register_forward_pre_hook(before, with_kwargs=True))
             self._hooks.enter_context(model.register_forward_hook(after, always_call=True))
-        if optimizer is not None:
-            inner_optimizer = unwrapped(optimizer)
-            if not isinstance(inner_optimizer, torch.optim.Optimizer):
-                raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
+        if inner_optimizer is not None:
             self._hooks.enter_context(inner_optimizer.register_step_pre_hook(self._before_step))
             self._hooks.enter_context(inner_optimizer.register_step_post_hook(self._after_step))
             self._begin()
 
     @property
     def last(self) -> "Logits":
-        """The newest logits; an ``InputError`` before the first reading."""
+        """The newest logits; raises ``InputError`` before the first reading."""
         if not self._by_steps:
             self._end()
         if not self.history:
@@ -173,7 +172,8 @@ class LogitMonitor(Observer):
 
     def write(self, path: str | Path) -> Path:
         """Write a self-contained HTML page of all readings, layers and heads over time; returns its path."""
-        return write_text(Path(path), page(self.history, self.limit) if self.last else "")
+        _ = self.last  # raises before the first reading
+        return write_text(Path(path), page(self.history, self.limit))
 
     def _repr_html_(self) -> str:
         if not self._by_steps:
@@ -262,7 +262,7 @@ class LogitMonitor(Observer):
         self._extra_pass(see)
 
     def _logit_rows(self) -> dict[str, list[Tensor]]:
-        """Some rows of the logits of every attention call, for a few instances of the batch."""
+        """Some rows of the logits of every attention call, for ``instances`` of the batch."""
         rows: dict[str, list[Tensor]] = {}
 
         def see(block: AttentionBlock, scores: Scores) -> None:
@@ -275,7 +275,7 @@ class LogitMonitor(Observer):
         return rows
 
     def _extra_pass(self, see: Callable[[AttentionBlock, Scores], None]) -> None:
-        """Run the model uncompiled on ``instances`` of the batch; it stays as it was."""
+        """Run the model uncompiled on ``instances`` of the batch, and leave it as it was."""
         if self._inputs is None:
             line = "LogitMonitor saw no batch: give it the model that is called, compiled or not"
             self._warn_once("inputs", line)
@@ -304,7 +304,7 @@ class LogitMonitor(Observer):
             watch.remove()
 
     def _end(self) -> None:
-        """Publish what was read as the newest logits, and remove what observes a step that is read."""
+        """Publish a reading as the newest logits, and remove the hooks that made it."""
         self._session.close()
         if not self._reading:
             return
@@ -348,7 +348,7 @@ class LogitMonitor(Observer):
         return readings
 
     def _over_processes(self, readings: dict[str, LogitReading]) -> dict[str, LogitReading]:
-        """The readings with maxima over processes; other numbers are those of this process, if it has any.
+        """The readings with maxima over processes; other numbers are those of this process.
 
         A process need not hold, or run, every block (pipelines, mixtures of experts).
         """
@@ -379,7 +379,7 @@ class LogitMonitor(Observer):
 
 
 class _Step:
-    """What one step changes: ``change`` of the logits by block, and ``updates`` of the weights by role."""
+    """The ``change`` of the logits in one step by block, and the ``updates`` of the weights by role."""
 
     def __init__(self, model: nn.Module, circuits: Circuits) -> None:
         self._model = model
@@ -415,12 +415,12 @@ class _Step:
         self._logits, self._weights = {}, []
 
 
-# --- What was read in one step: numbers for a log, a table ---
+# --- The logits of one step: numbers for a log, a table ---
 
-# The largest logit in a log and in a table, by how it is known: a sample is a lower bound.
+# The largest logit in a log and in a table, by how it is known.
 _MAXIMUM: dict[Way, str] = {"exact": "max", "sampled": "max_sampled", "bound": "max_bound"}
 _TITLES: dict[Way, str] = {"exact": "largest logit", "sampled": "logits at least", "bound": "logits at most"}
-# Numbers that are logged as their mean over all heads, and as heat maps: name in a log, title.
+# Numbers that are logged as a mean over all heads and shown as heat maps: name in a log, title.
 _MEANS = {
     "entropy": ("entropy", "entropy of attention, in nats"),
     "spread": ("std", "standard deviation of logits in a row"),
@@ -436,8 +436,8 @@ _MEANS = {
 class Logits:
     """The attention logits of one step: a :class:`LogitReading` for each attention block, by its path.
 
-    ``layers`` holds the layer number of each block; ``updates`` the size of the step's update of the weights
-    of each role, over the size of these weights. Printing shows a table.
+    ``layers`` are the layer numbers of the blocks. ``updates`` are the sizes of the step's updates, relative
+    to the weights, by role. Printing shows a table.
     """
 
     step: int
@@ -447,7 +447,7 @@ class Logits:
 
     @property
     def way(self) -> Way:
-        """How the logits are known: ``exact``, or what the least certain block says."""
+        """How the logits are known: the way of the least certain block."""
         ways = {reading.way for reading in self.readings.values()}
         return next(way for way in reversed(get_args(Way)) if way in ways)
 
@@ -465,10 +465,10 @@ class Logits:
     def log(self) -> dict[str, float]:
         """Numbers for a log: ``logits/max`` over all blocks and of each block, and means over all heads.
 
-        The maximum is called ``logits/max_sampled`` if it is one of a sample, and ``logits/max_bound`` if no
-        logit exceeds it. The means are ``logits/entropy``, ``std``, ``first_token_share``, ``query_norm``,
-        ``key_norm``, ``value_norm`` and ``change``, as far as they were read; ``update/q`` and its like are
-        the updates. Models with additive biases or soft caps also log ``logits/max_product``, before these.
+        The maximum of a sample is called ``logits/max_sampled``, a bound ``logits/max_bound``. The means are
+        ``logits/entropy``, ``std``, ``first_token_share``, ``query_norm``, ``key_norm``, ``value_norm`` and
+        ``change``, as far as they were read; updates are ``update/q`` and so on. With additive biases or soft
+        caps, ``logits/max_product`` is the maximum before these.
         """
         readings = self.readings.values()
         numbers = {f"logits/{_MAXIMUM[self.way]}": self.largest}
@@ -515,8 +515,8 @@ class Logits:
 def log_to(target: Any) -> Callable[[dict[str, float], int], Any]:
     """A function of (numbers by name, step) that logs to ``target``.
 
-    That is TensorBoard's ``SummaryWriter``, ``wandb`` or one of its runs, ``trackio``, an ``Accelerator``, a
-    logger of Lightning, or such a function itself.
+    A target is TensorBoard's ``SummaryWriter``, ``wandb`` or one of its runs, ``trackio``, an
+    ``Accelerator``, a Lightning logger, or such a function.
 
     >>> log_to(print)({"logits/max": 2.0}, 7)
     {'logits/max': 2.0} 7
@@ -538,7 +538,7 @@ _CELL = "padding:.1em .35em;text-align:right;font-variant-numeric:tabular-nums"
 
 
 def heat_maps(history: Sequence[Logits], limit: float, names: Sequence[str] = ("logit", *_MEANS)) -> str:
-    """Tables of layers and heads as HTML: the newest value as a number and colour, all values as a line."""
+    """Tables of layers and heads as HTML: the newest value as a number and a colour, all values as a line."""
     sections = []
     for name in names:
         rows = [path for path in history[-1].readings if _values(history[-1:], path, name)]
@@ -549,7 +549,7 @@ def heat_maps(history: Sequence[Logits], limit: float, names: Sequence[str] = ("
 
 
 def _values(history: Sequence[Logits], path: str, name: str) -> list[Tensor]:
-    """The numbers of a block by head, of the readings that have them."""
+    """The numbers of a block by head, from the readings that have them."""
     readings = [logits.readings[path].numbers() for logits in history if path in logits.readings]
     return [numbers[name] for numbers in readings if name in numbers]
 
@@ -583,7 +583,7 @@ def _cell(values: Sequence[float], largest: float) -> str:
 
 
 def page(history: Sequence[Logits], limit: float) -> str:
-    """One self-contained HTML page of all that was read."""
+    """All readings as one self-contained HTML page."""
     newest = history[-1]
     path, head = newest.where()
     lead = (

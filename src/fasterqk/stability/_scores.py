@@ -1,13 +1,13 @@
-"""``Scores``: the scores of one attention call and what is read from them by head; the trace that finds them.
+"""``Scores``: the scores of one attention call, and readings of them by head; the trace that finds them.
 
-A *product* is a query times a key, with the scale and rotary positions. A *logit* is what enters the softmax:
+A *product* is a query times a key, with the scale and rotary positions. A *logit* is an input of the softmax:
 the product after a soft cap and with additive biases, if the model has them. Only pairs that the mask allows
-count. ``LogitTrace`` turns each attention call of the code that runs into ``Scores``.
+count. ``LogitTrace`` turns each attention call of the running code into ``Scores``.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -25,12 +25,10 @@ from fasterqk.trace.calls import (
     seen_inside,
 )
 
-# Masks add at least -10000 to a score, or put the smallest number there.
-_HIDDEN = -5000.0
-_CHUNK = 2**24  # entries of scores that are computed at a time
+_HIDDEN = -5000.0  # masks add at least -10000 to a score, or put the smallest number there
+_CHUNK = 2**24  # scores that are computed at a time
 _ROUNDING = 1 + 1e-4  # of products of up to a thousand terms in single precision
 _ROWS = 64  # rows for the entropy if a kernel returns the maximum itself
-
 
 Way = Literal["exact", "sampled", "bound"]
 
@@ -39,15 +37,15 @@ Way = Literal["exact", "sampled", "bound"]
 class LogitReading:
     """The numbers read from one attention call, each by head; None if they were not read.
 
-    ``way`` says how ``logit`` and ``product`` are known: ``exact``, ``sampled`` (of some rows or instances,
-    so the maxima are lower bounds) or ``bound`` (no logit of the batch exceeds it).
+    ``logit`` and ``product`` are known in one ``way``: ``exact``, ``sampled`` (of some rows or instances, so
+    they are lower bounds) or ``bound`` (no logit of the batch exceeds it).
 
     Arguments:
         logit, product: The largest logit and the largest product.
         entropy: The mean entropy of the rows, in nats.
         spread: The standard deviation of the logits within a row, mean over rows.
         first_token: The mean weight on the first token that a row sees, over rows that see others too.
-        query, key, value: The mean length of the vectors; values where a kernel was given them.
+        query, key, value: The mean length of the vectors; values only if a kernel has them.
         change: The root mean square of the change of the logits by one step, on a few instances.
         biased: Logits are products plus an additive bias (or FlexAttention's ``score_mod``).
         capped: Logits are products after a soft cap.
@@ -68,8 +66,7 @@ class LogitReading:
 
     def numbers(self) -> dict[str, Tensor]:
         """The numbers that were read, by name."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: number for name, number in named.items() if isinstance(number, Tensor)}
+        return {name: number for name, number in vars(self).items() if isinstance(number, Tensor)}
 
 
 def joined(readings: Sequence[LogitReading]) -> LogitReading:
@@ -95,13 +92,13 @@ class Scores:
 
     heads: int
     length: int
-    like: Tensor  # of the device and the precision of the scores
+    like: Tensor  # a tensor with the device and the precision of the scores
     capped = False
-    shifted = False  # the softmax gets the logits less the maximum of their row
+    shifted = False  # the softmax gets the logits minus the maximum of their row
     maxima: Tensor | None = None  # the largest logit of each head, if a kernel returns it
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(products, logits, mask of visible pairs) of these heads and rows, chunk by chunk."""
+        """(products, logits, visible pairs) of these heads and rows, chunk by chunk."""
         raise NotImplementedError
 
     def bounds(self) -> Tensor | None:
@@ -112,7 +109,7 @@ class Scores:
     def largest_products(self, below: float) -> tuple[Tensor, Tensor]:
         """The largest product of each head, and an upper bound on it.
 
-        The first is -inf for heads whose bound is at most ``below``, as their products need not be formed.
+        Heads whose bound is at most ``below`` have -inf, as their products need not be formed.
         """
         bounds, chosen = self.bounds(), None
         largest = torch.full((self.heads,), -math.inf, dtype=torch.float64)
@@ -136,8 +133,8 @@ class Scores:
         if rows is not None and rows < self.length:
             chosen = (torch.arange(rows) * (self.length / rows)).long()
         largest: Tensor | None = None
-        # Sums over rows by head: of their entropy, spread and first weight, and how many rows there are of
-        # the three; the last leaves out rows that see one token alone.
+        # Sums over rows by head: entropy, spread, weight on the first token, rows that see a token, and rows
+        # that see several.
         sums, difference = torch.zeros(5, self.heads, dtype=torch.float64), 0.0
         for products, logits, visible in self.parts(None, chosen):
             shown = _masked(logits, visible)
@@ -175,7 +172,7 @@ class Scores:
         )
 
     def lengths(self) -> dict[str, Tensor]:
-        """The mean lengths of ``query``, ``key`` and ``value`` vectors by head, as far as they are known."""
+        """The mean lengths of ``query``, ``key`` and ``value`` vectors by head, if they are known."""
         vectors = {name: getattr(self, name, None) for name in ("query", "key", "value")}
         means = {
             name: _lengths(tensor).mean((0, 2)) for name, tensor in vectors.items() if tensor is not None
@@ -219,7 +216,7 @@ class KernelScores(Scores):
     def bounds(self) -> Tensor:
         """The longest query times the longest key, sequence by sequence; rotary positions keep lengths.
 
-        Where the kernel has told its log-sum-exp and adds no bias, no product exceeds that either.
+        Without a bias, no product exceeds the log-sum-exp of a kernel either.
         """
         query, key = _lengths(self.query).amax(2), _lengths(self.key).amax(2)
         key = key.repeat_interleave(self.heads // key.shape[1], 1)
@@ -229,7 +226,7 @@ class KernelScores(Scores):
         return torch.minimum(bound, self.lse.detach().amax((0, 2)) + (_ROUNDING - 1) * bound)
 
     def logit_bounds(self) -> Tensor:
-        """An upper bound on the logits of each head; infinite if a function changes them."""
+        """An upper bound on the logits of each head; infinite if a ``score_mod`` changes them."""
         bound = self.bounds()
         if self.score_mod is not None:
             return torch.full_like(bound, math.inf)
@@ -275,7 +272,7 @@ class KernelScores(Scores):
 
 
 def _for_all_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """Vectorise FlexAttention's function of single (scores, batch, head, query, key) over whole axes."""
+    """Vectorise a FlexAttention function of one (score, batch, head, query, key) over whole axes."""
     for axis in reversed(range(4)):
         axes = [0 if dimension == axis else None for dimension in range(4)]
         function = torch.vmap(function, in_dims=tuple([0] * scores + axes))
@@ -283,7 +280,7 @@ def _for_all_pairs(function: Callable[..., Tensor], scores: int) -> Callable[...
 
 
 class WrittenScores(Scores):
-    """The scores of attention that is written out: the products, and the logits that entered the softmax."""
+    """The scores of attention in plain operations: the products, and the logits that entered the softmax."""
 
     def __init__(
         self,
@@ -313,18 +310,18 @@ class WrittenScores(Scores):
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """``tensor`` in single precision, or in double if it is."""
+    """``tensor`` in at least single precision."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _lengths(vectors: Tensor) -> Tensor:
-    """The lengths of the vectors along the last axis."""
+    """The lengths of the vectors along the last axis, in at least single precision."""
     dtype = torch.promote_types(vectors.dtype, torch.float32)
     return torch.linalg.vector_norm(vectors, dim=-1, dtype=dtype)
 
 
 def by_head(tensor: Tensor, heads: int | None) -> Tensor:
-    """``tensor`` as (batch, head, ...); a ``ValueError`` if it is not attention of these heads."""
+    """``tensor`` as (batch, head, ...); ``ValueError`` if it does not have these heads."""
     shaped = four_axes(tensor, heads)
     if shaped is None and heads in (None, tensor.shape[-3]):
         shaped = tensor.flatten(0, -4)
@@ -334,16 +331,16 @@ def by_head(tensor: Tensor, heads: int | None) -> Tensor:
 
 
 def _key_axes(key: Tensor, query: Tensor) -> Tensor:
-    """The keys of a kernel with four axes; they may have fewer heads than the queries."""
+    """The keys (or values) of a kernel with four axes; they may have fewer heads than the queries."""
     if key.dim() > 4 and key.shape[:-3].numel() == len(query):
         return key.flatten(0, -4)
     return key if key.dim() == 4 else key.reshape(len(query), -1, *key.shape[-2:])
 
 
 def _mask_axes(mask: Tensor, leading: torch.Size, query: Tensor) -> Tensor:
-    """A mask with four axes, each as long as that of the scores, or 1.
+    """A mask with four axes that broadcast to those of the scores.
 
-    ``leading`` are the axes of the queries before ``query`` got four; a mask is broadcast to them.
+    ``leading`` are the batch axes of the kernel's queries, which are ``query`` with four axes.
     """
     if mask.shape[:-2].numel() == 1:
         return mask.reshape(1, 1, *mask.shape[-2:])
@@ -369,9 +366,8 @@ _RESHAPED = {getattr(home, name) for home in (Tensor, torch) for name in _SAME.s
 class Products:
     """The origin of a tensor of scores: ``products``, the part of it that is queries times keys.
 
-    ``pure``: that is all of it. ``logits``: the scores before their maximum was subtracted.
-    ``vectors``: the queries and keys, where the product shows which axis is theirs. ``hidden``: masked scores
-    are at most this.
+    ``pure``: it is nothing else. ``logits``: the scores before their maximum was subtracted. ``vectors``: the
+    queries and keys, if the product shows their axes. ``hidden``: masked scores are at most this.
     """
 
     products: Tensor
@@ -383,10 +379,10 @@ class Products:
 
 
 class LogitTrace(AttentionTrace):
-    """While active, passes the scores of every attention call to ``see``; no computation is changed.
+    """Pass the scores of every attention call to ``see`` while active, and change no computation.
 
     Scores are tagged with their ``Products`` until they enter a softmax. A monitor and a clip may be active
-    together, so each trace has its own tag.
+    together, so every trace has its own tag.
     """
 
     def __init__(self, heads: int | None, see: Callable[[Scores], None]) -> None:
@@ -402,15 +398,15 @@ class LogitTrace(AttentionTrace):
             causal, mask = options.get("is_causal", False), options.get("attn_mask")
             self.saw(KernelScores, heads=self.heads, causal=causal, mask=mask, **named)
             return operation.run()
-        with self:  # torch's function itself: training stays the same, bit for bit
+        with self:  # torch's own function, so that training stays bit-identical
             return _MULTI_HEAD_INSIDE(*operation.args, **operation.kwargs)
 
     def saw(self, kind: Callable[..., Scores], *arguments: Any, **options: Any) -> None:
-        """Pass the scores of one call on."""
+        """Pass the scores of one call to ``see``."""
         try:
             scores = kind(*arguments, **options)
         except (ValueError, RuntimeError):
-            return  # another shape: this softmax is not attention of these heads
+            return  # not attention of these heads
         self.see(scores)
 
     def product(self, operation: Operation) -> Any:
@@ -435,16 +431,16 @@ class LogitTrace(AttentionTrace):
         origin: Products | None = getattr(logits, self.tag, None)
         if origin is not None:
             shown, before = logits.detach(), origin.logits
-            if before is not None:  # a mask may also have come after the maximum
+            if before is not None:  # a mask may have followed the maximum
                 same = shown.shape == before.shape
                 shown = _masked(before, shown > origin.hidden) if same else before
             about = origin.capped, before is not None, origin.vectors, origin.hidden
             self.saw(WrittenScores, origin.products, shown, self.heads, *about)
-            delattr(logits, self.tag)  # autograd may keep the tensor
+            delattr(logits, self.tag)  # autograd may keep the tensor alive
         return operation.run()
 
     def other(self, operation: Operation) -> Any:
-        """Pass the tag on to an output that still holds the scores."""
+        """Pass the tag to an output that still holds the scores."""
         func, args, kwargs = operation.func, operation.args, operation.kwargs
         tagged = [tensor for tensor in operation.tensors if hasattr(tensor, self.tag)]
         if not tagged:
@@ -452,7 +448,7 @@ class LogitTrace(AttentionTrace):
         source, origins = tagged[0], [getattr(tensor, self.tag) for tensor in tagged]
         origin: Products = origins[0]
         others = [other for other in origins if other is not origin]
-        if _in_place(func) and not (func in _SCALED and origin.pure):  # the products are to outlive this
+        if _in_place(func) and not (func in _SCALED and origin.pure):  # keep the products of before
             origin.products = origin.products.clone()
             origin.logits = None if origin.logits is None else origin.logits.clone()
         output = operation.run()
@@ -469,7 +465,7 @@ class LogitTrace(AttentionTrace):
             before = origin.logits
             taken = operation.tensors[-1]
             if before is None and func in _SUBTRACTED and taken is not source and taken.dim() > 2:
-                # One number per row is its maximum.
+                # A number per row is its maximum.
                 before = source.detach() if taken.shape[-1] == 1 else None
             capped = origin.capped or func in _TANH
             origin = replace(origin, pure=False, capped=capped, logits=before)
@@ -484,7 +480,7 @@ class LogitTrace(AttentionTrace):
 
 
 def _scaled(origin: Products, operation: Operation, source: Tensor, output: Tensor) -> Products:
-    """The origin of scores that were multiplied, divided or negated: of its parts as of the whole."""
+    """The origin of scores that were multiplied, divided or negated, with all its parts."""
     if origin.pure:
         return replace(origin, products=output.detach())
 
@@ -496,7 +492,7 @@ def _scaled(origin: Products, operation: Operation, source: Tensor, output: Tens
     logits = None if origin.logits is None else scaled(origin.logits)
     numbers = [x for x in (*operation.args, *operation.kwargs.values()) if x is not source]
     shape = numbers[0].shape if numbers and isinstance(numbers[0], Tensor) else torch.Size()
-    hidden = origin.hidden  # a mask is scaled with the rest, by the smallest number of those by head
+    hidden = origin.hidden  # a mask is scaled as well; with a factor by head, by the smallest
     if len(numbers) == 1 and shape[-2:].numel() == 1:
         hidden = -float(scaled(torch.full(shape, hidden, device=output.device)).abs().amin())
     return replace(origin, products=scaled(origin.products), logits=logits, hidden=hidden)
@@ -505,7 +501,7 @@ def _scaled(origin: Products, operation: Operation, source: Tensor, output: Tens
 def _holds(operation: Operation, source: Tensor, output: Tensor) -> bool:
     """Whether ``output`` still holds the scores in ``source``; a mask of their shape does not.
 
-    Scores must come first in a concatenation: columns behind them are sinks, any before would shift the keys.
+    Scores come first in a concatenation: columns behind them are sinks, columns before would shift the keys.
     """
     func = operation.func
     if getattr(func, "__name__", "").endswith("_like") or not output.is_floating_point():
