@@ -421,7 +421,7 @@ def test_queries_made_outside_are_noted() -> None:
             return self.cross(self.first(x), x)
 
     assert find_circuits(Block()).notes == (
-        "queries come from outside of cross; if other parameters make them, name these with labels=",
+        "queries come from outside cross; if other parameters make them, name these with labels=",
     )
     assert find_circuits(Block(), {"first.*": "q"})[0].role == "q"
 
@@ -624,17 +624,17 @@ def test_the_advice_of_a_refusal_names_queries_and_keys_and_works_when_pasted() 
         return str(caught.value)
 
     linear = nn.Sequential(nn.Embedding(9, 8), PerformerBlock(), PerformerBlock())
-    asked = message(linear).partition("; to name one labels=")[2]
+    asked = message(linear).partition("; to name one, pass labels=")[2]
     assert asked == "{'*.to_q.weight': 'q', '*.to_k.weight': 'k'}"
     assert find_circuits(linear, labels=ast.literal_eval(asked), verify=False)
     fused = nn.Sequential(nn.Embedding(9, 8), SigmoidAttention())
-    asked = message(fused).partition("; to name one labels=")[2]
+    asked = message(fused).partition("; to name one, pass labels=")[2]
     parts = [(0, 0, 8, "q"), (0, 8, 16, "k"), (0, 16, 24, "v")]
     assert ast.literal_eval(asked) == {"*.qkv.weight": parts, "*.qkv.bias": parts}
     assert [p.role for p in find_circuits(fused, labels=ast.literal_eval(asked), verify=False)][1:4] == [
         *"qkv"
     ]
     plain = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 8))
-    asked = message(plain).partition("in the form labels=")[2]
+    asked = message(plain).partition("for example labels=")[2]
     assert asked == "{'1.weight': 'q', '2.weight': 'k'}"  # never the table of tokens
     assert {p.role for p in find_circuits(plain, labels=ast.literal_eval(asked), verify=False)} >= {"q", "k"}

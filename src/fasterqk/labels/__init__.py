@@ -1,10 +1,10 @@
 """Which slice of which parameter is q, k, v or o: ``find_circuits`` labels any PyTorch transformer.
 
-``find`` begins with the steps in which a label comes about. The chapters, in that order: ``slices`` a
-labelled slice and the table of all; ``_layouts`` fused layouts and the registry (a new architecture goes
-here); ``names`` guesses from registry and names; ``_inputs`` and ``_from_config`` something to run;
-``_signals`` and ``probe`` the evidence of the autograd probe; ``_verdicts`` guess against evidence; ``find``
-``find_circuits``; ``first_pass`` the labels of an optimizer against the first training pass.
+``find`` lists the steps that lead to a label. In their order, ``slices`` has a labelled slice and the table
+of all, ``_layouts`` fused layouts and the registry (add an architecture here), ``names`` guesses from
+registry and names, ``_inputs`` and ``_from_config`` inputs and a model to run, ``_signals`` and ``probe`` the
+evidence of the autograd probe, ``_verdicts`` guess against evidence, ``find`` the function ``find_circuits``,
+and ``first_pass`` the labels of an optimizer against the first training pass.
 """
 
 from fasterqk.labels._from_config import model_without_weights as model_without_weights

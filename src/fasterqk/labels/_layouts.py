@@ -1,9 +1,9 @@
 """Layouts of fused weights, and the registry of architectures that use them. New architectures go here.
 
 A layout lists which rows of the output axis make the queries, keys and values of which head. ``REGISTRY``
-maps module classes to the layouts of their children. To add an architecture with a fused weight, add a line
-to it; the probe checks the line (docs/architectures.md). Separate projections with usual names need no line,
-because ``names`` reads them. Classes are matched by name, so neither transformers nor timm is imported.
+maps module classes to the layouts of their children. For an architecture with a fused weight, add a line; the
+probe checks it (docs/architectures.md). Separate projections with usual names need none, because ``names``
+reads them. Classes are matched by name, so neither transformers nor timm is imported.
 """
 
 import re
@@ -68,7 +68,7 @@ def per_head(*roles: tuple[Role, int]) -> Layout:
 
 
 def in_order(*roles: tuple[Role, int]) -> Layout:
-    """The ``(role, rows)`` one after the other, for all heads together."""
+    """The consecutive ``(role, rows)``, for all heads together."""
 
     def layout(rows: int, heads: int, key_heads: int) -> list[Part]:
         if sum(width for _, width in roles) != rows:
@@ -90,12 +90,12 @@ def _width(rows: int, parts: int) -> int:
 
 # --- The registry: layouts by the class of the module ---
 
-# The role of a module's child, or the layout of its rows; either may depend on the module.
+# The role of a module's child, or the layout of its rows, by the module.
 Entry = Callable[[nn.Module], "Layout | Role"]
 
 
 def always(entry: Layout | Role) -> Entry:
-    """An entry that is the same for every module of the class."""
+    """The same entry for every module of the class."""
     return lambda module: entry
 
 
@@ -116,7 +116,7 @@ def _codegen(rows: int, heads: int, key_heads: int) -> list[Part]:
 
 
 def _latent(module: nn.Module) -> Layout:
-    """Multi-head latent attention: the latent feeds both circuits, the rotary rows make keys alone."""
+    """Multi-head latent attention: the latent feeds both circuits, the rotary rows make keys only."""
     return in_order(("shared", _size(module, "kv_lora_rank")), ("k", _size(module, "qk_rope_head_dim")))
 
 
@@ -172,19 +172,19 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     r"GraniteSpeech\w*Attention|EvollaSequenceCompressorAttention": {"to_kv": always(keys_then_values)},
     r"DeepseekV4\w*(Attention|Compressor)": {"kv_proj": always("shared"), "gate_proj": always("shared")},
     r"AriaCrossAttention": {"linear": always("o")},
-    # Reformer: one projection is both, so its rows are not halves.
+    # Reformer: one projection makes queries and keys, so its rows are not halves.
     r"LSHSelfAttention": {"query_key": always("q"), "toqk": always("q"), "tov": always("v")},
     r"XLNetRelativeAttention|FunnelRelMultiheadAttention": dict.fromkeys(
         ("r", "r_kernel", "seg_embed"), always("k")
     ),
     r"\w*": {"bias_u": always("q"), "bias_v": _second_bias},
-    # Recognised by the names of its children, which are the same in every model with latent attention.
+    # The names of these children are the same in every model with latent attention.
     r"\w*(Attention|MLA)": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},
 }
 
 
 def registered(module: nn.Module, child: str) -> "Layout | Role | None":
-    """The registered layout or role of the parameters of ``child`` in ``module``; else None."""
+    """The registered layout or role of ``child`` in ``module``, or None."""
     name = class_of(module).__name__
     for pattern, entries in REGISTRY.items():
         if child in entries and re.fullmatch(pattern, name):
@@ -192,7 +192,7 @@ def registered(module: nn.Module, child: str) -> "Layout | Role | None":
     if child == "qkv" and class_of(module).__module__.startswith(("timm.", "transformers.")):
         return concatenated
     if "Indexer" in name:
-        # An indexer chooses the keys to attend to, so all of it belongs to the QK circuit.
+        # An indexer chooses the keys to attend to, so it belongs to the QK circuit.
         return "q" if meaning(child).letters == "q" else "k"
     return None
 

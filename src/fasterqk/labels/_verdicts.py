@@ -1,8 +1,7 @@
-"""Verdicts: the guesses of registry and names, and the evidence of a probe, brought together.
+"""Verdicts: guesses from registry and names against the evidence of a probe.
 
-A *guess* is what registry and names say of a parameter (``names``), *evidence* what the probe saw
-(``probe``). A ``Verdict`` holds both for a whole model, and the slices that the probe confirmed or decided
-otherwise:
+A ``Verdict`` holds the guesses (``names``) and the evidence (``probe``) for a whole model, and the slices
+that the probe confirmed or decided otherwise:
 
 1. ``first_guesses`` finds the attention blocks and guesses every parameter in them;
 2. ``probed`` runs the probe and looks for attention outside of these blocks;
@@ -38,12 +37,12 @@ from fasterqk.trace.modules import parameters_by_module, says_attention, stack_o
 
 @dataclass
 class Verdict:
-    """What is known of the attention parameters of a model.
+    """Guesses, evidence and verified slices of the attention parameters of a model.
 
     ``guesses`` has every parameter in a scope. ``verified`` has the slices that the probe confirmed (decided
-    by ``name+probe``, ``registry+probe``) or decided otherwise (``probe``). ``linear``: the blocks that mix
-    positions without a softmax. ``unused``: fused weights beside which all of q, k and v were seen, and that
-    reach nothing.
+    by ``name+probe``, ``registry+probe``) or decided otherwise (``probe``). ``linear`` are the blocks that
+    mix positions without a softmax. ``unused`` are fused weights that reach nothing, in a block whose q, k
+    and v come from others.
     """
 
     scopes: dict[str, Scope]
@@ -62,7 +61,7 @@ class Verdict:
         return bool(self.linear) and ("" in self.linear or nearest(parameter, self.linear) is not None)
 
     def open(self) -> list[str]:
-        """Parameters without a label, and fused ones whose layout is unconfirmed."""
+        """Parameters without a label, and fused weights with an unconfirmed layout."""
         return [
             name
             for name, guessed in self.guesses.items()
@@ -72,11 +71,11 @@ class Verdict:
         ]
 
     def slices(self, name: str, heads: bool) -> tuple[Slice, ...]:
-        """The slices of a parameter in a scope; ``heads``: with the heads that a layout states."""
+        """The slices of a parameter in a scope; with ``heads``, with the heads of its layout."""
         scope, guessed = self.scope_of(name), self.guesses[name]
         slices = self.verified.get(name) or (guessed.slices if guessed else ())
-        assert scope is not None and slices  # what is open has been refused
-        if not heads or scope.path in self.evidence.heads:  # the probe has seen which head they are
+        assert scope is not None and slices  # open parameters have been refused
+        if not heads or scope.path in self.evidence.heads:  # the heads that the probe saw take precedence
             slices = tuple(replace(part, head=None) for part in slices)
         return tuple(replace(part, layer=scope.layer) for part in slices)
 
@@ -93,7 +92,7 @@ class Verdict:
         self.verified[name] = (replace(whole_slice(name, numel), role=role, decided_by="probe"),)
 
     def confirmed(self, name: str) -> bool:
-        """Whether the probe agrees with the guess; False where it decided otherwise or saw nothing."""
+        """Whether the probe agrees with the guess; False if it decided otherwise or saw nothing."""
         return name in self.verified and self.verified[name][0].decided_by != "probe"
 
 
@@ -111,9 +110,9 @@ def first_guesses(model: nn.Module, scopes: dict[str, Scope] | None = None) -> V
 
 
 def probed(model: nn.Module, run: Callable[[nn.Module], Any], heads: bool = False) -> Verdict:
-    """The verdict on ``model`` with what the probe sees while ``run`` runs it.
+    """The verdict on ``model`` after a probe while ``run`` runs it.
 
-    Of a large model one block per stack is probed, for all of the stack.
+    In a large model, the probe of one block per stack holds for the whole stack.
     """
     large = is_large(model)
     verdict = first_guesses(model)
@@ -128,7 +127,7 @@ def probed(model: nn.Module, run: Callable[[nn.Module], Any], heads: bool = Fals
 
 
 def with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
-    """The scopes, and the modules whose attention only the probe has seen."""
+    """The scopes, and the modules at ``paths`` whose attention only the probe has seen."""
     layers = layer_numbers(list(paths), model)
     discovered = {}
     for path in paths:
@@ -139,14 +138,14 @@ def with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[
 
 
 def scopes_of(model: nn.Module, circuits: Circuits) -> dict[str, Scope]:
-    """The attention blocks of ``model``: those that names show, and those that only the probe has seen."""
+    """The attention blocks of ``model``, by name or by the probe."""
     named = find_scopes(model)
     paths = {path for path, _ in model.named_modules()}
     return with_discovered(model, named, [p for p in circuits.blocks if p not in named and p in paths])
 
 
 def _spread(evidence: Evidence, alike: dict[str, list[str]]) -> None:
-    """Let what was seen of the first block of each stack hold for all of its blocks."""
+    """Let the evidence for the first block of each stack hold for all of its blocks."""
     for first, paths in alike.items():
 
         def moved(table: dict[str, Any], path: str, first: str = first) -> dict[str, Any]:
@@ -169,7 +168,7 @@ def _spread(evidence: Evidence, alike: dict[str, list[str]]) -> None:
 
 
 def settle(guesses: Verdict, evidence: Evidence, parameters: dict[str, nn.Parameter]) -> Verdict:
-    """Which guesses the evidence confirms, and what it decides otherwise."""
+    """Confirm guesses by the evidence, or decide otherwise."""
     verdict = Verdict(guesses.scopes, guesses.guesses, evidence)
     meeting = {path: _meet(verdict, path) for path in evidence.reached}
     evidence.complete |= {path for path, meet in meeting.items() if meet}
@@ -185,7 +184,7 @@ def settle(guesses: Verdict, evidence: Evidence, parameters: dict[str, nn.Parame
         if guessed is not None and agree(guessed, finding) and not beside:
             verdict.confirm(name)
         elif not complete and role in ("q", "k"):
-            # A softmax that does not depend on what is called queries and keys is not over their scores.
+            # This softmax does not depend on the parameters called queries and keys.
             evidence.silent.add(scope.path)
         elif guessed is None and _is_feed_forward(verdict, scope, name, parameters):
             verdict.decide(name, "rest", parameters[name].numel())
@@ -204,20 +203,20 @@ def settle(guesses: Verdict, evidence: Evidence, parameters: dict[str, nn.Parame
 def agree(guessed: Guess, finding: Finding) -> bool:
     """Whether guess and finding put every row into the same circuit.
 
-    Between v and o the probe is trusted: what is called ``dense_3`` may make values.
+    The probe decides between v and o: a weight called ``dense_3`` may make values.
     """
     if guessed.role is not None:
         same = {part.circuit for part in finding.slices} == {CIRCUIT_OF_ROLE[guessed.role]}
         return same and not (guessed.role == "o" and finding.role == "v")
     if not guessed.slices or guessed.slices[0].axis != finding.slices[0].axis:
         return False
-    # A name does not say which of its rows are queries and which keys.
+    # A name does not tell rows of queries from rows of keys.
     by_role = guessed.slices[0].decided_by == "name" and {"q", "k"} <= finding.roles
     return _ends(guessed.slices, by_role) == _ends(finding.slices, by_role)
 
 
 def _ends(slices: Sequence[Slice], by_role: bool) -> list[tuple[str, int | None]]:
-    """The roles or circuits of neighbouring rows, each with the row where it ends."""
+    """The roles or circuits of neighbouring rows, and where they end."""
 
     def kind(part: Slice) -> str:
         return part.role if by_role else part.circuit
@@ -232,13 +231,13 @@ def _overrules(
     if guessed is None:
         return True
     if guessed.role == "rest":
-        # A norm in front of attention is reached from both circuits without being part of them; a block
-        # that is not called attention holds other things too. What acts on a context itself is output, and
-        # what acts on scores or probabilities alone is part of where a model looks.
+        # Both circuits reach a norm in front of attention, which is in neither; a block that is not called
+        # attention may hold other parts. A parameter that acts on a context itself is output, one that acts
+        # on scores or probabilities only is in the QK circuit.
         looks = bool(finding.roles & {"q", "k", "v"}) or finding.latent
         looks = looks and (guessed.open or not scope.named) and (complete or parameter.dim() > 1)
         return looks or finding.on_scores or (finding.direct and finding.role == "o")
-    # The softmax is blind to a bias of the keys: what the probe sees of it is rounding noise.
+    # The softmax cancels a bias of the keys, so the probe sees rounding errors.
     return not (guessed.firm or (parameter.dim() == 1 and guessed.role is not None and finding.role is None))
 
 
@@ -250,7 +249,7 @@ def _has_all(verdict: Verdict, scope: Scope) -> bool:
 
 
 def _is_feed_forward(verdict: Verdict, scope: Scope, name: str, parameters: dict[str, nn.Parameter]) -> bool:
-    """Whether a matrix (or the bias of one) reaches the output without acting on it, beside one that does."""
+    """Whether a matrix (or its bias) reaches the output without acting on a context, beside one that does."""
     findings = verdict.evidence.findings
     weight = name if parameters[name].dim() > 1 else name.removesuffix("bias") + "weight"
     finding = findings.get(weight)
@@ -261,9 +260,9 @@ def _is_feed_forward(verdict: Verdict, scope: Scope, name: str, parameters: dict
 
 
 def _meet(verdict: Verdict, path: str) -> bool | None:
-    """Whether what is called queries and what is called keys reach one softmax; None if nothing is.
+    """Whether parameters called queries and keys reach one softmax; None without such names.
 
-    Linear attention has softmaxes too: of the keys alone, over positions, and of the queries alone.
+    Linear attention has softmaxes of keys alone, over positions, and of queries alone.
     """
     named = {
         name: guessed.slices
@@ -285,10 +284,9 @@ def _meet(verdict: Verdict, path: str) -> bool | None:
 
 
 def _biases_follow(verdict: Verdict, parameters: dict[str, nn.Parameter]) -> None:
-    """Slice the bias of a fused weight as its weight is.
+    """Slice the bias of a fused weight like the weight.
 
-    The softmax is blind to a bias of the keys; where only the probabilities were seen, the probe sees
-    nothing but rounding noise of it.
+    The softmax cancels a bias of the keys, so probabilities alone show only rounding errors of it.
     """
     for name in [name for name in verdict.guesses if name.endswith("bias")]:
         weight, bias = name.removesuffix("bias") + "weight", parameters[name]
@@ -304,15 +302,15 @@ def _biases_follow(verdict: Verdict, parameters: dict[str, nn.Parameter]) -> Non
             verdict.verified[name] = whole_slice(name, bias.numel()).split(0, parts, "probe")
 
 
-# --- The verdict on a small copy, for the model that it is a copy of ---
+# --- From the verdict on a small copy to the full model ---
 
 
 def transfer(small: Verdict, model: nn.Module) -> tuple[Verdict, bool]:
-    """What the verdict on a small copy says about ``model``, and whether that settles everything.
+    """The verdict on ``model`` from the one on a small copy, and whether it settles everything.
 
-    Parameters correspond by name without the layer numbers and by guess: layers of one stack may differ.
-    Slices that the probe found in the small copy against its guess cannot be carried over: their rows are
-    other rows. Blocks that run other code than the copy (an instance with its own ``forward``) are left out.
+    Parameters correspond by name without layer numbers and by guess, as layers of one stack may differ.
+    Slices that the probe found against the guess do not carry over: the rows of the copy are others. Blocks
+    that run other code than the copy (an instance that overrides ``forward``) are left out.
     """
     scopes = find_scopes(model)
     discovered = {stack_of(path) for path in small.scopes} - {stack_of(path) for path in scopes}
@@ -321,7 +319,7 @@ def transfer(small: Verdict, model: nn.Module) -> tuple[Verdict, bool]:
     )
     verdict = first_guesses(model, scopes)
     parameters = dict(parameters_by_module(model))
-    # Where copies of one kind differ, what the probe decided counts before what it confirmed.
+    # If layers of one kind differ, decisions of the probe take precedence over confirmations.
     names = sorted(small.verified, key=small.confirmed, reverse=True)
     verified = {_kind(small, name): name for name in names}
     running: dict[str, set[Any]] = {}
@@ -346,7 +344,7 @@ def transfer(small: Verdict, model: nn.Module) -> tuple[Verdict, bool]:
             settled = False
 
     def corresponding(paths: set[str]) -> set[str]:
-        # A hybrid may keep attention and another mixer under one name.
+        # A hybrid may have attention and another mixer under one name.
         kinds = {(stack_of(path), type(small.scopes[path].module).__name__) for path in paths}
         alike = {p for p, scope in scopes.items() if (stack_of(p), type(scope.module).__name__) in kinds}
         return alike - patched
@@ -366,7 +364,7 @@ def _code(block: nn.Module) -> set[Any]:
 
 
 def _kind(verdict: Verdict, name: str) -> tuple[str, tuple[Role, ...]]:
-    """The name without layer numbers, and the roles in the guess, repeated heads once."""
+    """The name without layer numbers, and the distinct roles of the guess."""
     guessed = verdict.guesses[name]
     return stack_of(name), tuple(dict.fromkeys(part.role for part in guessed.slices)) if guessed else ()
 
@@ -377,7 +375,7 @@ def _kind(verdict: Verdict, name: str) -> tuple[str, tuple[Role, ...]]:
 def slices_by_evidence(
     model: nn.Module, scope: Scope, evidence: Evidence, heads: bool
 ) -> dict[str, list[Slice]] | None:
-    """By parameter of one block the slices that the evidence shows; None if it shows no attention."""
+    """The slices of one block that the evidence shows, by parameter; None if it shows no attention."""
     parameters = dict(parameters_by_module(model))
     verdict = settle(first_guesses(model, {scope.path: scope}), evidence, parameters)
     if scope.path not in evidence.ran & evidence.complete:
@@ -395,17 +393,18 @@ def slices_by_evidence(
 def slices_by_head(
     model: nn.Module, scope: Scope, parameter: nn.Parameter, slices: Sequence[Slice], evidence: Evidence
 ) -> Sequence[Slice]:
-    """The slices of one parameter head by head: as the probe saw them, else by what the module says."""
+    """The slices of one parameter head by head: as the probe saw them, else by attributes of the module."""
     if scope.path in evidence.irregular:
         raise InputError(
             f"heads=True, but in {scope.path or type(model).__name__} the query heads that share a key head "
-            "are not neighbours, so its heads have no order; give one ratio for all heads of a layer"
+            "are not neighbours, so its heads have no order; give one ratio for all heads of a layer, or, if "
+            "the code keeps batch and heads in one axis, inputs= of one example"
         )
     counts = evidence.heads.get(scope.path)
     axis, heads = evidence.head_lines.get(slices[0].parameter, (None, ()))
     whole = slices[0].axis is None
     if counts is not None and not whole:
-        # The only head of keys or values, in a weight that holds more than them.
+        # A single head of keys or values in a fused weight.
         single = {role for role, number in (("k", counts[1]), ("v", counts[3])) if number == 1}
         slices = [replace(part, head=0) if part.role in single else part for part in slices]
     labelled = slices[0].decided_by == "label"

@@ -4,17 +4,17 @@ How a label comes about, in this order:
 
 1. The user's ``labels`` are read (``roles_from_labels``). They are never questioned.
 2. Attention blocks are found by class and names (``names.find_scopes``).
-3. Every parameter in a block gets a guess: from the registry of layouts (``_layouts``), else from its name
+3. Every parameter in a block gets a guess, from the registry of layouts (``_layouts``) or from its name
    (``names.guess``).
-4. The probe runs the model, or a small copy of it, on the user's or on guessed inputs (``_inputs``,
-   ``_from_config``), and keeps the queries, keys, values and outputs that its attention forms (``_signals``).
-   Blocks that nobody called attention are found here, too.
-5. Gradients show which rows of which parameter make them: the evidence (``probe``).
+4. The probe runs the model, or a small copy, on the user's or on guessed inputs (``_inputs``,
+   ``_from_config``), and keeps the queries, keys, values and outputs of its attention (``_signals``). It also
+   finds blocks that are not called attention.
+5. Gradients show which rows of which parameter make these: the evidence (``probe``).
 6. Guess and evidence make a verdict: confirmed, decided otherwise, or left open (``_verdicts``).
-7. Blocks that mix positions without a softmax stay at the base rate. What is left open, and what was seen
-   attending without queries or keys, is refused here, with labels to paste.
+7. Blocks that mix positions without a softmax stay at the base rate. Open parameters, and blocks that attend
+   without queries or keys, are refused, with labels to paste.
 8. Every parameter gets its slices, head by head if asked; neighbours of one role are joined.
-9. In training, the first pass compares these labels with what the model does there (``first_pass``).
+9. The first training pass compares these labels with what the model does (``first_pass``).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,27 +61,28 @@ def find_circuits(
     """Label every parameter of ``model``, slice by slice where a weight is fused.
 
     Roles are q and k (circuit ``qk``), v and o (``ov``), ``shared`` (inside attention, part of both) and
-    ``rest`` (outside attention). Sources, first to last: ``labels``, a registry of layouts by module class,
-    names, and the autograd probe, which verifies registry and names and decides what they leave open. The
-    model is never changed.
+    ``rest`` (outside attention). They come from ``labels``, a registry of layouts by module class, names, and
+    an autograd probe, which verifies registry and names and decides what they leave open. The model stays as
+    it was.
 
     Arguments:
         model: The model.
         labels: A mapping of patterns to roles or to slices ``[(axis, start, stop, role), ...]``. A pattern
-            matches parameter names (``"*.attn.rel"``) or else module classes (``"*Mixer"``: all parameters
-            inside). Or a function ``(name, parameter)`` that returns a role, slices, or None.
+            matches parameter names (``"*.attn.rel"``) or, if there are none, module classes (``"*Mixer"``,
+            for all parameters inside). The first pattern that matches counts. Or a function of (name,
+            parameter) that returns a role, slices, or None.
         verify: ``"auto"`` probes small models on a copy and large Hugging Face models on a small copy with
-            random weights; True requires that the probe sees every attention block; False trusts registry
-            and names.
+            random weights. True requires that the probe sees every attention block. False trusts registry and
+            names.
         heads: Slice head by head.
-        inputs: Example inputs for the probe (as for ``capture``), where they cannot be guessed.
+        inputs: Example inputs for the probe (as for ``capture``), if they cannot be guessed.
 
     Returns:
         The :class:`Circuits`: all slices in the order of the parameters.
 
     Raises:
-        InputError: An attention parameter that none of the sources explains, labels that do not fit, or a
-            model without attention.
+        InputError: An attention parameter remains unexplained, labels do not fit, or the model has no
+            attention.
 
     >>> circuits = find_circuits(nn.MultiheadAttention(8, 2))
     >>> [(s.parameter, s.start, s.stop, s.role) for s in circuits][:3]
@@ -139,7 +140,7 @@ def given_or_found(
 
 
 def resting_on_names(circuits: Circuits) -> list[str]:
-    """The attention blocks of whose labels the probe has seen none, and the user has given none."""
+    """The attention blocks whose labels come neither from the probe nor from the user."""
     sources: dict[str, set[str]] = {}
     for part in circuits:
         path = nearest(part.parameter, {block: block for block in circuits.blocks})
@@ -149,7 +150,7 @@ def resting_on_names(circuits: Circuits) -> list[str]:
 
 
 def _under_model_names(model: nn.Module, circuits: Circuits) -> tuple[Slice, ...]:
-    """The slices under the names that the model gives its parameters, in its order."""
+    """The slices in the order of the model, under its own names for its parameters."""
     inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
     names = [(inside[id(parameter)], name) for name, parameter in model.named_parameters()]
     if all(before == after for before, after in names):
@@ -164,7 +165,7 @@ def _under_model_names(model: nn.Module, circuits: Circuits) -> tuple[Slice, ...
 
 
 def _verdict(model: nn.Module, verify: bool | str, inputs: Any, heads: bool) -> Verdict:
-    """The guesses, and what the probe of the model or of a small copy says of them."""
+    """The verdict after a probe of the model or of a small copy."""
     verdict = first_guesses(model)
     if verify is False:
         return verdict
@@ -182,7 +183,7 @@ def _verdict(model: nn.Module, verify: bool | str, inputs: Any, heads: bool) -> 
 
 
 def _from_small_copies(model: nn.Module) -> tuple[Verdict | None, bool]:
-    """What the small copy that shows most says of ``model``, and whether that settles everything."""
+    """The verdict on ``model`` from the small copy that shows most, and whether it settles everything."""
     best: Verdict | None = None
     for small in small_copies(type(model), model.config):
         verdict = _tried(small, run_guessed, heads=False)
@@ -200,8 +201,7 @@ def _tried(model: nn.Module, run: Callable[[nn.Module], Any], heads: bool) -> Ve
     except InputError:
         raise
     except Exception as error:
-        # Any forward may fail on inputs that were made up. What the probe would have decided then stays
-        # open and is reported as such.
+        # Any model may fail on guessed inputs. Parameters that the probe would have decided stay open.
         verdict = first_guesses(model)
         verdict.evidence.failure = f"{type(error).__name__}: {error}"
         return verdict
@@ -210,8 +210,8 @@ def _tried(model: nn.Module, run: Callable[[nn.Module], Any], heads: bool) -> Ve
 def _without_softmax(model: nn.Module, verdict: Verdict) -> dict[str, nn.Module]:
     """The outermost blocks that mix positions without a softmax over queries and keys.
 
-    They are known by class and parameters, or ran without such a softmax. What was seen to form one is
-    attention, whatever it is called.
+    They are known by class and parameters, or ran without such a softmax. A block that was seen to form one
+    is attention, whatever its name.
     """
     silent = verdict.evidence.silent
     attending = verdict.evidence.complete - silent
@@ -228,11 +228,7 @@ def _without_softmax(model: nn.Module, verdict: Verdict) -> dict[str, nn.Module]
 
 
 def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, tuple[Slice, ...]]:
-    """By parameter name the slices that ``labels`` give.
-
-    A pattern matches parameter names; if it matches none, classes of modules, and then stands for all
-    parameters inside them.
-    """
+    """The slices that ``labels`` give, by parameter name."""
     if labels is None:
         return {}
     parameters = dict(parameters_by_module(model))
@@ -261,7 +257,7 @@ def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, tupl
 def _matched(
     model: nn.Module, pattern: str, parameters: Mapping[str, nn.Parameter], in_model: Mapping[int, str]
 ) -> list[str]:
-    """The names that a pattern matches, or those inside the modules whose class it matches."""
+    """The parameters whose name a pattern matches, or those inside modules whose class it matches."""
     by_name = [
         name
         for name, value in parameters.items()
@@ -320,7 +316,7 @@ def _assemble(
     """The labels of all parameters of ``model``, in its order."""
     prefixes = layer_prefixes(verdict.scopes.values())
     names: dict[int, list[str]] = {}
-    # Each module under one name: a parameter is tied where several modules hold it.
+    # Under one name per module: a parameter is tied if several modules hold it.
     for path, module in model.named_modules():
         for name, parameter in parameters_by_module(module, path, recurse=False, remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
@@ -347,7 +343,7 @@ def _assemble(
 
 
 def _outside(name: str, verdict: Verdict) -> Role:
-    """Outside attention everything is rest, except tables of biases that are added to the scores."""
+    """Everything outside attention is rest, except tables of biases that are added to the scores."""
     parts = name.split(".")
     meanings = [meaning(part) for part in parts[-3:]]
     table = any(m.score for m in meanings) and "bias" in name and not any(m.norm for m in meanings)
@@ -357,7 +353,7 @@ def _outside(name: str, verdict: Verdict) -> Role:
 def _crosses(
     model: nn.Module, verdict: Verdict, parts: Sequence[Slice], parameter: nn.Parameter, names: list[str]
 ) -> bool:
-    """Whether a parameter, if it is tied, serves different circuits under its other names."""
+    """Whether a tied parameter serves another circuit under one of its other names."""
     for other in names if len(names) > 1 else ():
         scope = verdict.scope_of(other)
         role: Role | None = "rest"
@@ -369,11 +365,11 @@ def _crosses(
     return False
 
 
-# --- Notes: what the probe did not see, and why ---
+# --- Notes on the labels ---
 
 
 def _notes(verdict: Verdict, circuits: Circuits, verify: bool | str) -> tuple[str, ...]:
-    """One line per thing worth knowing; none where the probe saw every attention block."""
+    """One line per note; none if the probe saw every attention block."""
     evidence, notes = verdict.evidence, []
     left = {part.parameter for part in circuits if part.decided_by == NO_SOFTMAX}
     linear = {p: m for p, m in verdict.linear.items() if any(_inside(name, p) for name in left)}
@@ -404,14 +400,14 @@ def _notes(verdict: Verdict, circuits: Circuits, verify: bool | str) -> tuple[st
         paths = [path for path, foreign in evidence.foreign.items() if foreign == factor]
         if paths:
             notes.append(
-                f"{factor} come from outside of {stack_names(paths)}; if other parameters make them, name "
+                f"{factor} come from outside {stack_names(paths)}; if other parameters make them, name "
                 "these with labels="
             )
     return tuple(notes)
 
 
 def stack_names(paths: list[str]) -> str:
-    """The stacks of layers that hold ``paths``, in words."""
+    """The stacks of layers that hold ``paths``, as text."""
     return _some(list(dict.fromkeys(stack_of(path) or "the model" for path in paths)))
 
 
@@ -420,20 +416,20 @@ def _some(names: list[str]) -> str:
 
 
 def _why(verdict: Verdict, before: str = "") -> str:
-    """The first line of the probe's failure, in brackets; empty if it did not fail."""
+    """The first line of the probe's failure, in brackets; empty without one."""
     line = verdict.evidence.failure.partition("\n")[0]
     line = line if len(line) <= 160 else line[:157] + "..."
     return f" ({before}{line})" if line else ""
 
 
-# --- Refusals: blocks without attention, parameters without a label. Their advice can be pasted ---
+# --- Refusals, with advice to paste ---
 
-# Attention may be formed in ways that the probe does not see: a sigmoid, a kernel.
-_OTHER_FORMS = "; to label them by name all the same circuits=find_circuits(model, verify=False)"
+# The probe does not see every form of attention: a sigmoid, a kernel.
+_OTHER_FORMS = "; to label them by name anyway, pass circuits=find_circuits(model, verify=False)"
 
 
 def _refuse_without_attention(model: nn.Module, verdict: Verdict, circuits: Circuits) -> None:
-    """Raise where everything is rest, or all that mixes positions does it without a softmax."""
+    """Raise if everything is rest, or all blocks mix positions without a softmax."""
     if any(part.circuit in ("qk", "shared") or part.decided_by == "label" for part in circuits):
         return
     model_class = type(model).__name__
@@ -444,7 +440,7 @@ def _refuse_without_attention(model: nn.Module, verdict: Verdict, circuits: Circ
             f"{path or 'the model'} ({type(block).__name__}) forms no softmax over queries and keys, and "
             f"nothing in {model_class} does: it has no QK circuit"
             + (_OTHER_FORMS if path in verdict.evidence.silent else "")
-            + (f"; to name one {labels_text(model, likely)}" if likely else "")
+            + (f"; to name one, pass {labels_text(model, likely)}" if likely else "")
         )
     if any(part.circuit != "rest" for part in circuits):
         return
@@ -454,8 +450,7 @@ def _refuse_without_attention(model: nn.Module, verdict: Verdict, circuits: Circ
             "parameters; label and train the model before it is quantised"
         )
     likely = _likely(model, verdict, [""])
-    text = labels_text(model, likely)
-    advice = f"; if there is, say which parameters make queries and keys, in the form {text}"
+    advice = f"; if it has some, name the queries and keys, for example {labels_text(model, likely)}"
     raise InputError(f"no attention was found in {model_class}{advice if likely else ''}")
 
 
@@ -465,7 +460,7 @@ def likely_labels(model: nn.Module, paths: Iterable[str]) -> dict[str, Any]:
 
 
 def _likely(model: nn.Module, verdict: Verdict, paths: Iterable[str]) -> dict[str, Any]:
-    """Labels of weights in ``paths``: those called queries and keys, else the first two but tables."""
+    """Labels of the weights in ``paths`` that are called queries or keys, else of the first two."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     inside = {n: p for n, p in parameters_by_module(model) if any(_inside(n, path) for path in paths)}
     names = [
@@ -480,7 +475,7 @@ def _likely(model: nn.Module, verdict: Verdict, paths: Iterable[str]) -> dict[st
         elif guessed is not None and guessed.fused:
             likely[name] = as_label(guessed.slices)
             bias = name.removesuffix("weight") + "bias"
-            if bias in inside:  # open without a label of its own
+            if bias in inside:  # it needs a label, too
                 likely[bias] = as_label(replace(part, axis=0) for part in guessed.slices)
         elif guessed is None and len(letters) == 1:
             likely[name] = letters.pop()
@@ -488,7 +483,7 @@ def _likely(model: nn.Module, verdict: Verdict, paths: Iterable[str]) -> dict[st
 
 
 def _refuse_without_queries(model: nn.Module, verdict: Verdict, circuits: Circuits) -> None:
-    """Raise for blocks that were seen attending while none of their parameters is in the QK circuit."""
+    """Raise for blocks that attend although none of their parameters is in the QK circuit."""
     evidence = verdict.evidence
     held: dict[str, set[str]] = {}
     for part in circuits:
@@ -505,25 +500,25 @@ def _refuse_without_queries(model: nn.Module, verdict: Verdict, circuits: Circui
         weights = [next(parameters_by_module(model.get_submodule(path), path))[0] for path in without]
         raise InputError(
             f"{without[0] or 'the model'} forms attention, but no parameter in it was found to make queries "
-            f"or keys; say which does, for example {labels_text(model, dict.fromkeys(weights, 'q'))}"
+            f"or keys; name one that does, for example {labels_text(model, dict.fromkeys(weights, 'q'))}"
         )
 
 
 def _refuse_open(model: nn.Module, verdict: Verdict, by_user: Mapping[str, Any]) -> None:
     """Raise for attention parameters that labels, registry, names and probe leave without a role."""
-    roles: dict[str, Any] = {name: "q" for name in verdict.open() if name not in by_user}
+    guesses = {name: verdict.guesses[name] for name in verdict.open() if name not in by_user}
+    roles: dict[str, Any] = {
+        name: as_label(guessed.slices) if guessed and guessed.fused else "q"
+        for name, guessed in guesses.items()
+    }
     if not roles:
         return
-    for name in roles:
-        guessed = verdict.guesses[name]
-        if guessed is not None and guessed.fused:
-            roles[name] = as_label(guessed.slices)
     parameters = dict(parameters_by_module(model))
     shown = _some([f"{name} {tuple(parameters[name].shape)}" for name in roles])
     why = _why(verdict, "the probe could not run: ")
     raise InputError(
         f"{len(roles)} attention parameters have no label: {shown}{why}; "
-        f"say what they are, for example {labels_text(model, roles)}, or let the probe see them: "
+        f"name them, for example {labels_text(model, roles)}, or let the probe see them: "
         "circuits=find_circuits(model, inputs=batch)"
     )
 
@@ -546,7 +541,7 @@ def _refuse_unverified(verdict: Verdict, by_user: Mapping[str, Any]) -> None:
 
 
 def labels_text(model: nn.Module, roles: Mapping[str, Any]) -> str:
-    """``labels={...}`` with these roles: one pattern per stack of layers where it matches nothing else."""
+    """``labels={...}`` with these roles, one pattern per stack of layers if it matches nothing else."""
     names = [name for name, _ in parameters_by_module(model)]
     patterns = {}
     for name, role in roles.items():

@@ -1,10 +1,10 @@
 """``FirstPass``: the labels of an optimizer against the first training pass of its model.
 
-``make_optimizer`` puts hooks on the attention blocks. In the first training pass one block per stack runs
-once more, alone, on the inputs it has there and with its own weights (``probe_call``: unsharded, whatever
-wraps the model), and the rows that make queries, keys and values are compared with the labels, heads
-included. A contradiction is an ``InputError`` at the end of that pass, before the first step. Then the hooks
-are gone. A step without that check warns once where labels rest on names alone.
+``make_optimizer`` puts hooks on the attention blocks. In the first training pass, one block per stack runs
+again, alone, with the same inputs and weights (``probe_call``: unsharded, whatever wraps the model). The rows
+that make queries, keys and values are compared with the labels, heads included. A contradiction raises
+``InputError`` at the end of that pass, before the first step; then the hooks are removed. A step without this
+check warns once if labels rest on names alone.
 """
 
 import sys
@@ -41,9 +41,9 @@ _VERIFY = "find_circuits(model, inputs=batch, verify=True) verifies them, labels
 
 
 class FirstPass:
-    """Compares ``circuits`` with the first training pass of ``model``; see above.
+    """Compares ``circuits`` with the first training pass of ``model``.
 
-    ``by_role``: roles count, not circuits alone. ``unseen``: why a stack was not compared yet, by its first
+    ``by_role``: compare roles instead of circuits. ``unseen``: why a stack was not compared yet, by its first
     block. ``by_name``: the first blocks of the stacks whose labels rest on names.
     """
 
@@ -74,7 +74,7 @@ class FirstPass:
         self._warned = self._rehearsing = False
 
     def _is_open(self, path: str) -> bool:
-        """Whether something in the block was labelled by us: the user's own labels are not questioned."""
+        """Whether a label in the block is not the user's; user's labels are not questioned."""
         parts = [part for parts in self._labels[path].values() for part in parts]
         ours = [part for part in parts if part.decided_by != "label"]
         return bool(ours) and not any(part.decided_by == NO_SOFTMAX for part in ours)
@@ -86,7 +86,7 @@ class FirstPass:
         model = self._model()
         if model is None or not self._stacks:
             return
-        around = {path[:end] for path in self._first for end in _ends(path)}
+        around = {path[:i] for path in self._first for i, letter in enumerate(path) if letter == "."}
         for path in dict.fromkeys(["", *around, *self._first]):
             module = model.get_submodule(path)
             enter, leave = _Hook(self, path, leaves=False), _Hook(self, path, leaves=True)
@@ -95,7 +95,7 @@ class FirstPass:
         weakref.finalize(self, _remove, self._handles)
 
     def detach(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         self._session.close()
         self._watching.close()
         self._outermost = None
@@ -103,7 +103,7 @@ class FirstPass:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Compare in a pass on copies of the model, and leave hooks and all else for the first real one."""
+        """Compare in a pass on copies of the model, and keep hooks and state for the first real pass."""
         unseen, by_name, self._rehearsing = dict(self.unseen), set(self.by_name), True
         try:
             yield
@@ -121,8 +121,8 @@ class FirstPass:
             self._outermost = module
             self._session.enter_context(nothing_compiled())
             if self.by_name:
-                # Labels by name: attention may also be where no name says so.
-                if self._running is None:  # else there is one, of a pass that failed
+                # Attention may also be where no name shows it.
+                if self._running is None:  # it remains from a pass that failed
                     self._running = Running()
                     self._watching.enter_context(self._running.watching(model))
                 self._running.frames.clear()
@@ -135,7 +135,7 @@ class FirstPass:
                 self._session.close()  # what is compiled may run compiled again
 
     def left(self, module: nn.Module) -> None:
-        """A module has run; at the end of the pass a contradiction is raised."""
+        """A module has run; the end of the pass raises a contradiction."""
         if module is not self._outermost or probing():
             return
         looking, model = self._looking, self._model()
@@ -166,7 +166,7 @@ class FirstPass:
             del self.unseen[first]
             return
         except Exception as error:
-            # The pass itself shall not fail because it cannot be observed.
+            # A pass must not fail because it cannot be observed.
             self.unseen[first] = f"{type(error).__name__}: {error}".splitlines()[0]
             return
         if verdicts is None:
@@ -187,7 +187,7 @@ class FirstPass:
             self._compare_makers(model, evidence.inputs, float_tensors((args, kwargs)))
 
     def _compare_makers(self, model: nn.Module, codes: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Compare the parameters that make keys and values outside of the block that they enter."""
+        """Compare the parameters that make keys and values outside the block that they enter."""
         arguments = [(code, tensor) for code, tensor in zip(codes, tensors, strict=False) if not code & QUERY]
         keys = [tensor for code, tensor in arguments if code & KEY]
         values = [tensor for code, tensor in arguments if code & CONTEXT]
@@ -198,7 +198,7 @@ class FirstPass:
             labelled = self._every.get(name or "", [])
             if name is None or not labelled or any(part.decided_by == "label" for part in labelled):
                 continue
-            # A gradient would wake the hooks of sharded modules.
+            # A gradient would trigger the hooks of sharded modules.
             finding = None if sharded else finding_from_gradients(name, maker, keys, values)
             if finding is None and any(part.circuit in ("qk", "shared") for part in labelled):
                 continue
@@ -233,14 +233,14 @@ class FirstPass:
         kind = type(model.get_submodule(path)).__name__
         self.refusal = self.refusal or (
             f"{path or 'the model'} ({kind}) forms attention in the first training pass, but nothing in it "
-            "is labelled; no step was taken; say what makes queries and keys, for example "
+            "is labelled; no step was taken; name what makes queries and keys, for example "
             + labels_text(model, likely_labels(model, [path]))
         )
 
     # --- Steps ---
 
     def before_step(self) -> None:
-        """Refuse a step after a contradiction; warn once where labels rest on names alone."""
+        """Refuse a step after a contradiction; warn once if labels rest on names alone."""
         if self.refusal:
             raise InputError(self.refusal)
         if self._handles:
@@ -253,13 +253,13 @@ class FirstPass:
             )
 
     def note(self) -> str:
-        """For ``describe``: which labels rest on names so far."""
+        """For ``describe``: the blocks whose labels rest on names so far."""
         blocks = stack_names(sorted(self.by_name))
         return f" (labels by name until the first training pass: {blocks})" if blocks else ""
 
 
 def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[str, list[Slice]]:
-    """The labelled slices by parameter, under the name that leads to its module."""
+    """The labelled slices by parameter, under the path of its module."""
     inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
     names = {name: inside[id(parameter)] for name, parameter in model.named_parameters()}
     slices: dict[str, list[Slice]] = {}
@@ -268,20 +268,15 @@ def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[str, list[Slice]
     return slices
 
 
-def _ends(path: str) -> list[int]:
-    """Where the paths of the modules around ``path`` end."""
-    return [i for i, letter in enumerate(path) if letter == "."]
-
-
 def _remove(handles: list[Any]) -> None:
     while handles:
         handles.pop().remove()
 
 
 class _Hook:
-    """A hook that knows its observer weakly, and can be copied and pickled with a model.
+    """A hook with a weak reference to its observer, which can be copied and pickled with a model.
 
-    A compiled model leaves its graph to call it; one graph for all of it (``fullgraph``) has no room for it.
+    A compiled model breaks its graph to call it, except with ``fullgraph``.
     """
 
     def __init__(self, observer: FirstPass, path: str, leaves: bool) -> None:
@@ -293,7 +288,7 @@ class _Hook:
         return _Nothing, ()
 
     def __deepcopy__(self, memo: Any) -> "_Hook":
-        return self  # in an isolated model it observes; for a copy that is trained there is no observer
+        return self  # it observes copies in ``isolated``
 
     def observe(self, module: nn.Module, *call: Any) -> None:
         observer = self.observer()
@@ -308,14 +303,14 @@ class _Hook:
 
 
 class _Nothing:
-    """What a pickled model has in place of a hook."""
+    """The hook of a model that was pickled."""
 
     def __call__(self, *call: Any) -> None:
         return None
 
 
 def _may_break() -> bool:
-    """Whether the graph that is being traced may be left; asked while it is traced."""
+    """Whether the graph that is being traced may break."""
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -329,7 +324,7 @@ _may_break._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _settings(parts: Sequence[Slice], by_role: bool) -> list[tuple[Any, ...]]:
-    """What gets its own rate along which entries, neighbours of one kind joined."""
+    """The entries that get a common rate, neighbours of one kind joined."""
 
     def kind(part: Slice) -> tuple[Any, ...]:
         return (part.role if by_role else part.circuit, part.head)
@@ -349,7 +344,7 @@ def _spoken(parts: Sequence[Slice]) -> str:
     return f"{axis} " + ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
 
 
-# --- Attention where no name says so ---
+# --- Attention in modules with other names ---
 
 
 class _Looking(AttentionTrace):

@@ -1,8 +1,8 @@
 """First labels, from registry and names: attention blocks, the path to each parameter, its likely slices.
 
 ``find_scopes`` finds the attention blocks of a model, ``locate`` the path from a block down to a parameter
-(through adapters and wrappers), ``guess`` the slices of the parameter. ``slice_by_head`` cuts the labelled
-parameters of a block by head. The probe (``probe``) then confirms or corrects the guesses.
+(through adapters and wrappers), ``guess`` the slices of the parameter. ``slice_by_head`` cuts labelled
+parameters by head. The probe (``probe``) confirms or corrects the guesses.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +29,10 @@ from fasterqk.trace.modules import (
     words,
 )
 
-# Modules that only wrap another one: PEFT, parametrizations, TransformerLens, torch.compile, FSDP, ...
+# Wrappers: PEFT, parametrizations, TransformerLens, torch.compile, FSDP, ...
 _WRAPPERS = {"base_layer", "parametrizations", "modules_to_save", "original_module"}
 _WRAPPERS |= {"_original_component", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-# Usual names of a projection's parameters; weight norm and spectral norm have names of their own.
+# Usual names of a projection's parameters, including weight norm and spectral norm.
 _PLAIN_LEAVES = {"weight", "bias", "original", "original0", "original1"}
 _PLAIN_LEAVES |= {"weight_g", "weight_v", "weight_orig", "weight_u"}
 
@@ -41,10 +41,10 @@ _PLAIN_LEAVES |= {"weight_g", "weight_v", "weight_orig", "weight_u"}
 class Location:
     """The path from an attention block down to a parameter.
 
-    ``components`` are the names on it that carry meaning (``("q_proj",)``, ``("output", "dense")``),
-    ``modules`` the modules that hold each of them, outermost first. ``adapter`` is None for a parameter
-    of the model itself, ``"in"`` for the factor of an adapter that reads its input (LoRA's A), ``"out"``
-    for the one that writes its output (LoRA's B and everything else). ``axis`` is the output axis.
+    ``components`` are the names on it that carry meaning (``("q_proj",)``, ``("output", "dense")``), and
+    ``modules`` the modules that hold them, outermost first. ``adapter`` is None for a parameter of the model
+    itself, ``"in"`` for the factor of an adapter that reads its input (LoRA's A), ``"out"`` for all others
+    (LoRA's B). ``axis`` is the output axis.
     """
 
     components: tuple[str, ...]
@@ -91,9 +91,9 @@ Value = TypeVar("Value")
 class Scope:
     """One attention block.
 
-    ``core`` is the path of the module that forms queries and keys. ``path`` is that of the module around
-    it where the core has no output projection of its own (BERT), else the same. ``layer`` is its number in
-    the stack. ``named``: the class is called attention, so everything inside belongs to it.
+    ``core`` is the path of the module that forms queries and keys. ``path`` is the same, or the module around
+    it if the core has no output projection (BERT). ``layer`` is the number in the stack. ``named``: the class
+    is called attention, so everything inside belongs to it.
     """
 
     path: str
@@ -132,7 +132,7 @@ def stacks(model: nn.Module, scopes: Mapping[str, "Scope"]) -> dict[str, list[st
 
 
 def code_of(module: nn.Module) -> tuple[str, Any]:
-    """The class of a module and the function that runs: an instance may have a ``forward`` of its own."""
+    """The class of a module and the code that runs; an instance may override ``forward``."""
     kind = class_of(module)
     forward: Any = getattr(module, "forward", None)
     while isinstance(forward, partial):
@@ -158,9 +158,9 @@ def nearest(name: str, by_path: Mapping[str, Value]) -> Value | None:
 def layer_numbers(paths: list[str], model: nn.Module | None = None) -> dict[str, int | None]:
     """The number of each path in its stack of layers.
 
-    Where one number of the path varies, it is that number; where several do (Swin's stages and blocks),
-    blocks are counted from 0; a path without numbers has None. In a list of sublayers (x-transformers keeps
-    attention, feed-forward, attention, ... in lists of one list), layers are counted from 0.
+    This is the number in the path that varies. If several vary (Swin's stages and blocks), blocks are counted
+    from 0. In a list of sublayers (x-transformers: attention, feed-forward, attention, ...), layers are
+    counted from 0. A path without numbers has None.
 
     >>> layer_numbers(["h.0.attn", "h.2.attn"])
     {'h.0.attn': 0, 'h.2.attn': 2}
@@ -187,13 +187,13 @@ def layer_numbers(paths: list[str], model: nn.Module | None = None) -> dict[str,
 
 def layer_prefixes(scopes: Iterable[Scope]) -> dict[str, int]:
     """The layer number by path of each numbered layer, for parameters of the layer outside attention."""
-    every = list(scopes)
-    numbered = _numbered([scope.core for scope in every])
-    return {numbered[scope.core][1]: scope.layer for scope in every if scope.layer is not None}
+    layers = {scope.core: scope.layer for scope in scopes}
+    numbered = _numbered(list(layers))
+    return {numbered[core][1]: layer for core, layer in layers.items() if layer is not None}
 
 
 def _numbered(paths: list[str]) -> dict[str, tuple[int | None, str]]:
-    """By path its number and the path up to it, by the numbers in the names alone."""
+    """For each path its number and the path up to it, from the numbers in the names."""
     stacks: dict[str, list[list[str]]] = {}
     for path in paths:
         stacks.setdefault(stack_of(path), []).append(path.split("."))
@@ -210,7 +210,7 @@ def _numbered(paths: list[str]) -> dict[str, tuple[int | None, str]]:
 
 
 def _caller(model: nn.Module, name: str, module: nn.Module) -> str:
-    """The module that is called: not a dictionary of projections, not a single head among others."""
+    """The path of the module that is called: no dictionary of projections, no single head of a list."""
     parent, _, last = name.rpartition(".")
     if isinstance(module, nn.ModuleDict | nn.ModuleList):
         return _caller(model, parent, model.get_submodule(parent)) if parent else parent
@@ -230,7 +230,7 @@ def _named(core: nn.Module) -> bool:
 
 
 def _wrapper(model: nn.Module, name: str, core: nn.Module, cores: dict[str, nn.Module]) -> str:
-    """The parent, if it is called attention and can hold the output projection; else the core itself."""
+    """The parent, if it is called attention and may hold the output projection; otherwise the core."""
     if not _named(core) or _has_output(core):
         return name
     parent = name.rpartition(".")[0]
@@ -241,13 +241,11 @@ def _wrapper(model: nn.Module, name: str, core: nn.Module, cores: dict[str, nn.M
 # --- A first label, from the class of the module and the names on the path ---
 
 _SCALES = {"scale", "scaling", "temperature"}
-# Names of an output projection in a module of any name.
-_OUTPUTS = {"to_out", "out_proj", "proj_out"}
-# Words in the name of a norm that acts on the output.
-_INNER = {"sub", "inner"}
+_OUTPUTS = {"to_out", "out_proj", "proj_out"}  # an output projection in a module of any name
+_INNER = {"sub", "inner"}  # words in the name of a norm that acts on the output
 # A feed-forward network in a block that is called attention as a whole.
 _FEED_FORWARD = {"mlp", "ff", "ffn", "feed_forward", "feedforward", "feedForward"}
-# What a fused weight with these letters in its name most likely holds.
+# The likely layout of a fused weight with these letters in its name.
 _LAYOUTS: dict[str, Layout] = {"kv": keys_then_values, "qk": queries_then_keys}
 
 
@@ -255,9 +253,9 @@ _LAYOUTS: dict[str, Layout] = {"kv": keys_then_values, "qk": queries_then_keys}
 class Guess:
     """The slices of one parameter by registry or name; empty if its layout is unknown.
 
-    ``certain`` is False for a fused weight whose layout only its name suggests: the probe has to confirm it.
-    ``firm`` labels stay whatever the probe sees. ``open``: rest, unless the probe sees queries, keys or
-    values made there.
+    ``certain`` is False for a fused weight whose layout only its name suggests; the probe must confirm it.
+    ``firm`` labels stay, whatever the probe sees. ``open``: rest, unless the probe sees that the parameter
+    makes queries, keys or values.
     """
 
     slices: tuple[Slice, ...]
@@ -277,17 +275,17 @@ class Guess:
 
 
 def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) -> Guess | None:
-    """The first label of ``name``, which is inside ``scope``; None if neither registry nor name decides."""
+    """The first label of parameter ``name`` in ``scope``; None if neither registry nor name decides."""
     whole = whole_slice(name, parameter.numel(), scope.layer)
     if scope.core and not name.startswith(scope.core + "."):
-        # In the wrapper but not in the core: BERT's output projection.
+        # BERT's output projection is in the wrapper, not in the core.
         beside = locate(model, scope.path, name, parameter)
         meanings = [meaning(component) for component in beside.components]
         output = any(m.output for m in meanings) and not any(m.norm for m in meanings)
         return Guess((replace(whole, role="o" if output else "rest"),))
     location = locate(model, scope.core, name, parameter)
     if _is_part(model, location, name, parameter):
-        return Guess((), certain=False)  # a layout of all rows says nothing of some
+        return Guess((), certain=False)  # the layout is of all rows
     for module, component in zip(reversed(location.modules), reversed(location.components), strict=True):
         entry = registered(module, component)
         if isinstance(entry, str):
@@ -298,7 +296,7 @@ def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) ->
 
 
 def _is_part(model: nn.Module, location: Location, name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parametrization joins several parameters, of which this one has some of the rows."""
+    """Whether this parameter has some of the rows of a weight that a parametrization joins."""
     path, parametrized, rest = name.partition("parametrizations.")
     if not parametrized or not parameter.dim():
         return False
@@ -325,7 +323,7 @@ def _by_name(whole: Slice, scope: Scope, location: Location, parameter: nn.Param
     if letters and (norm or location.adapter == "in"):
         return labelled("shared")
     if letters:
-        # Whatever the rows of queries and keys are, they are in one circuit.
+        # Rows of queries and keys are in one circuit, whatever their order.
         layout, certain = _LAYOUTS.get(letters, concatenated), letters == "qk"
         fused = _fused(whole, location, parameter, scope.module, layout, certain)
         return labelled("q") if certain and not fused.fused else fused
@@ -341,7 +339,7 @@ def _by_name(whole: Slice, scope: Scope, location: Location, parameter: nn.Param
 
 
 def _strictly_output(location: Location) -> bool:
-    """In a module that is not called attention ``out`` may mean anything; ``W_O`` is unambiguous."""
+    """Whether a name is unambiguous; ``out`` may mean anything in a module that is not called attention."""
     return any(
         {"o", "wo", "ov"} & set(words(component)) or component in _OUTPUTS
         for component in location.components
@@ -357,7 +355,7 @@ def _fused(
     certain: bool = True,
 ) -> Guess:
     if location.adapter == "in" or not parameter.is_floating_point():
-        # LoRA's first factor feeds all parts; quantised storage has no rows to slice.
+        # LoRA's first factor feeds all parts; quantised storage has no rows.
         return Guess((replace(whole, role="shared"),), firm=True)
     axis = 0 if location.adapter else location.axis
     counts = head_counts(module)
@@ -366,7 +364,7 @@ def _fused(
     except ValueError:
         return Guess((), certain=False)
     if len({role for role, _, _ in parts}) == 1:
-        # Nothing but the latent of keys and values (Mistral Large 4).
+        # Only the latent of keys and values (Mistral Large 4).
         return Guess((replace(whole, role=parts[0][0]),))
     if counts is None:
         parts = [(role, rows, None) for role, rows, _ in parts]
@@ -385,10 +383,10 @@ def slice_by_head(
 ) -> Sequence[Slice]:
     """The slices of one parameter; a whole tensor with one role is cut head by head.
 
-    Queries, keys and values along their output, output projections along their input; key-value heads
-    where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
-    output bias) keeps ``head`` None. ``observed``: the numbers of heads that the probe saw (queries, keys,
-    contexts, values); else the module says them.
+    Queries, keys and values are cut along their output, output projections along their input. Parameters that
+    serve all heads (norms inside a head, low-rank factors, the output bias) keep ``head`` None. ``observed``
+    are the head counts that the probe saw (queries, keys, contexts, values); without them, the module's
+    count.
     """
     whole = slices[0]
     if len(slices) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
@@ -411,11 +409,11 @@ def slice_by_head(
 
 
 def _stated_counts(model: nn.Module, scope: Scope, parameter: nn.Parameter) -> tuple[int, int]:
-    """(query heads, key heads) by what the module says of itself and the widths of its projections."""
+    """(query heads, key heads) from attributes of the module and the widths of its projections."""
     counted = parameter.shape[0] if parameter.dim() == 3 else _listed(model, scope)
     counts = head_counts(scope.module)
     if counts is not None and counts[0] == counts[1]:
-        # Key heads may be stated under any name; they are as wide as those of the queries.
+        # Key heads may have any attribute name; they are as wide as query heads.
         queries, keys = _width(model, scope, "q"), _width(model, scope, "k")
         width = queries // counts[0]
         fits = width > 0 and queries % counts[0] == 0 and keys % width == 0
@@ -438,7 +436,7 @@ def _single_head(location: Location) -> int | None:
 def _head_axis(
     location: Location, parameter: nn.Parameter, role: str, number: int, queries: int, width: int
 ) -> int | None:
-    """The axis along which ``parameter`` has one part per head; None if there is none."""
+    """The axis along which ``parameter`` has one part per head, or None."""
     shape = parameter.shape
     if any(meaning(component).score for component in location.components):
         return next((axis for axis in reversed(range(len(shape))) if shape[axis] == queries), None)
@@ -456,7 +454,7 @@ def _head_axis(
 
 
 def _width(model: nn.Module, scope: Scope, role: str) -> int:
-    """The rows of the projection that makes these heads: the widest of that role in the block."""
+    """The rows of the widest projection of ``role`` in the block."""
     widest = 0
     for name, parameter in parameters_by_module(scope.module, scope.core):
         if parameter.dim() == 2:
@@ -468,7 +466,7 @@ def _width(model: nn.Module, scope: Scope, role: str) -> int:
 
 
 def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
-    """The number of heads, from the width of one and the rows of the projections."""
+    """(query heads, key heads) from the width of a head and the rows of the projections."""
     size = first_number(
         (scope.module,), ("head_dim", "attention_head_size", "head_size", "dim_head", "d_head")
     )
@@ -477,7 +475,7 @@ def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
 
 
 def _listed(model: nn.Module, scope: Scope) -> int:
-    """The number of heads, from a list with one module per head; 0 if there is none."""
+    """The number of heads in a list with one module per head; 0 without such a list."""
     heads = {
         _single_head(locate(model, scope.path, name, parameter))
         for name, parameter in parameters_by_module(scope.module, scope.core)

@@ -1,7 +1,7 @@
-"""Labelled slices: which part of which parameter has which role, and how a table of them is printed.
+"""Labelled slices: which part of which parameter has which role, and tables of them.
 
-A *slice* is a parameter or a part of one. Its *role* (q, k, v, o, shared, rest) says what it makes, its
-*circuit* (qk, ov, shared, rest) which learning rate it gets. ``Circuits`` holds the slices of a whole model.
+A *slice* is a parameter or a part of one. Its *role* (q, k, v, o, shared, rest) is what it makes, its
+*circuit* (qk, ov, shared, rest) decides its learning rate. ``Circuits`` holds the slices of a whole model.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,26 +21,24 @@ Role = Literal["q", "k", "v", "o", "embedding", "mlp", "norm", "lm_head", "share
 Circuit = Literal["qk", "ov", "shared", "rest"]
 CIRCUITS: tuple[Circuit, ...] = get_args(Circuit)
 PROJECTIONS = ("q", "k", "v", "o")
-Per = Literal["role", "head"] | int  # how a matrix is split: by role, by head, or by so many heads
+Per = Literal["role", "head"] | int  # how a matrix is split: by role, by head, or by a number of heads
 
 CIRCUIT_OF_ROLE: dict[Role, Circuit] = dict.fromkeys(get_args(Role), "rest")
 CIRCUIT_OF_ROLE |= {"q": "qk", "k": "qk", "v": "ov", "o": "ov", "shared": "shared"}
 
-
-# What decided that a parameter is rest where it belongs to a block that mixes positions in another way.
-NO_SOFTMAX = "no softmax"
+NO_SOFTMAX = "no softmax"  # ``decided_by`` in a block that mixes positions without a softmax
 # Adjacent rows of one role: (role, number of rows, head). Layouts list them in order.
 Part = tuple[Role, int, int | None]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A parameter, or its entries ``start:stop`` along ``axis``, with the role they have.
+    """A parameter, or its entries ``start:stop`` along ``axis``, with their role.
 
-    ``axis`` is None for a whole tensor (``start`` and ``stop`` are then None too). ``head`` is filled
-    only when slices were asked for head by head. ``decided_by`` names the source of the role: ``label``
-    (given by the user), ``registry``, ``name`` or ``probe``, with ``+probe`` when the probe confirmed it;
-    ``no softmax`` marks blocks such as Mamba's, which stay at the base rate.
+    For a whole tensor, ``axis``, ``start`` and ``stop`` are None. ``head`` is only set with ``heads=True``.
+    ``decided_by`` is the source of the role: ``label`` (the user), ``registry``, ``name`` or ``probe``, with
+    ``+probe`` if the probe confirmed it; ``no softmax`` marks blocks such as Mamba's, which stay at the base
+    rate.
     """
 
     parameter: str
@@ -59,13 +57,13 @@ class Slice:
         return CIRCUIT_OF_ROLE[self.role]
 
     def view(self, tensor: Tensor) -> Tensor:
-        """The entries of ``tensor`` (the parameter, or its gradient) that this slice is, as a view."""
+        """The entries of this slice in ``tensor`` (the parameter or its gradient), as a view."""
         if self.axis is None or self.start is None or self.stop is None:
             return tensor
         return tensor.narrow(self.axis, self.start, self.stop - self.start)
 
     def split(self, axis: int, parts: Iterable[Part], decided_by: str) -> tuple["Slice", ...]:
-        """The slices of this whole parameter that ``parts`` list one after the other along ``axis``.
+        """Split this whole parameter along ``axis`` into the consecutive ``parts``.
 
         >>> whole = Slice("qkv", None, None, None, "rest", 0, "name", 24)
         >>> [(s.start, s.stop, s.role, s.numel) for s in whole.split(0, [("q", 2, None), ("k", 4, None)], "")]
@@ -82,12 +80,12 @@ class Slice:
 
 
 def whole_slice(parameter: str, numel: int, layer: int | None = None) -> Slice:
-    """A whole parameter, as rest until something else is known of it."""
+    """A whole parameter, as rest until something else is known."""
     return Slice(parameter, None, None, None, "rest", layer, "name", numel)
 
 
 def joined(slices: Iterable[Slice], kind: Callable[[Slice], Any] = lambda s: (s.role, s.head)) -> list[Slice]:
-    """Neighbouring slices of one ``kind`` as one; if a single one is left, it is the whole tensor."""
+    """Join neighbouring slices of one ``kind``; a single slice becomes the whole tensor."""
     merged = []
     for _, neighbours in groupby(slices, kind):
         same = list(neighbours)
@@ -98,7 +96,7 @@ def joined(slices: Iterable[Slice], kind: Callable[[Slice], Any] = lambda s: (s.
 
 
 def as_label(slices: Iterable[Slice]) -> "Role | list[tuple[Any, ...]]":
-    """The slices of one parameter as a value of ``labels=``: a role, or ``(axis, start, stop, role)``s."""
+    """The slices of one parameter as a value of ``labels=``: a role, or ``(axis, start, stop, role)`` s."""
     parts = joined(slices, lambda part: part.role)
     if parts[0].axis is None:
         return parts[0].role
@@ -106,14 +104,14 @@ def as_label(slices: Iterable[Slice]) -> "Role | list[tuple[Any, ...]]":
 
 
 def part_key(part: Slice, per: Per) -> tuple[str, int | None]:
-    """What neighbouring slices have in common that belong to one part of a matrix, split ``per``."""
+    """The key that neighbouring slices of one part share in a matrix that is split ``per``."""
     if per == "role" or part.head is None:
         return part.role, None
     return part.role, part.head if per == "head" else part.head // int(per)
 
 
 def matrix_parts(slices: Sequence[Slice], per: Per) -> list[Slice]:
-    """The parts of one matrix, split ``per``; raises where heads that shall be together are not."""
+    """The parts of one matrix, split ``per``; raises if heads of one part are not neighbours."""
     parts = joined(slices, lambda piece: part_key(piece, per))
     keys = [part_key(part, per) for part in parts]
     if per not in ("role", "head") and len(set(keys)) < len(keys):
@@ -136,8 +134,12 @@ class Circuits(Sequence[Slice]):
     """All slices of a model in parameter order; every parameter is covered exactly once.
 
     Prints as a table, and as HTML in a notebook; ``as_dict`` and ``to_json`` return the same as data.
-    ``notes`` are lines about the labels, such as which blocks the probe did not see; ``blocks`` the paths of
-    the attention blocks; ``matrices`` the names of the weights that are matrices and not tables.
+
+    Attributes:
+        slices: The slices.
+        notes: Lines about the labels, such as blocks that the probe did not see.
+        blocks: The paths of the attention blocks.
+        matrices: The names of weights that are matrices, not tables.
     """
 
     slices: tuple[Slice, ...]
@@ -146,7 +148,7 @@ class Circuits(Sequence[Slice]):
     matrices: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Check that the slices of each parameter follow each other without gap or overlap."""
+        """Check that the slices of each parameter are consecutive."""
         ended: dict[str, tuple[int | None, int | None]] = {}
         for piece in self.slices:
             axis, stop = ended.get(piece.parameter, (piece.axis, 0))
@@ -162,21 +164,21 @@ class Circuits(Sequence[Slice]):
     def splits(self, per: Per = "role", format: Literal["slices", "dion"] = "slices") -> dict[str, Any]:
         """The parts of every q, k, v and o matrix, fused or separate, for optimizers that step on matrices.
 
-        Rows are split for q, k and v, columns for o (the other way round in GPT-2's ``Conv1D``). A matrix of
-        no single head, such as the down-projections of latent attention, is split by role.
+        Rows are split for q, k and v, columns for o (the other way round in GPT-2's ``Conv1D``). Matrices
+        without heads, such as the down-projections of latent attention, are split by role.
 
         Arguments:
-            per: ``"role"``: q, k and v of a fused weight (per head in a layout that interleaves heads);
-                ``"head"``: per head, of keys and values per key head; a number: so many heads together.
-            format: ``"slices"``, or ``"dion"`` for the keys of a parameter group of microsoft/dion:
-                ``num_heads`` or ``split_sizes``, for those matrices that these can express.
+            per: ``"role"``: q, k and v of a fused weight (per head if the layout interleaves heads);
+                ``"head"``: per head, for keys and values per key head; a number: that many heads together.
+            format: ``"slices"``, or ``"dion"`` for the keys of a parameter group of microsoft/dion
+                (``num_heads`` or ``split_sizes``), where these can express the split.
 
         Returns:
             ``{parameter: [Slice, ...]}``, where ``part.view(weight)`` is a part; or ``{parameter: keys}``.
 
         Raises:
-            InputError: The labels do not know heads, a split weight was not verified by the probe, or heads
-                that shall be together are interleaved with others.
+            InputError: The labels have no heads, a split weight was not verified by the probe, or heads of
+                one part are not neighbours.
 
         >>> from torch import nn
         >>> from fasterqk.labels import find_circuits
@@ -219,12 +221,9 @@ class Circuits(Sequence[Slice]):
         'qk 144 parameters (2 tensors, 2 split) - ov 144 parameters (4 tensors, 2 split)'
         """
         parts = []
-        circuits_of: dict[str, set[Circuit]] = {}
-        for piece in self.slices:
-            circuits_of.setdefault(piece.parameter, set()).add(piece.circuit)
         for circuit in CIRCUITS:
             tensors = {piece.parameter for piece in self.slices if piece.circuit == circuit}
-            split = {name for name in tensors if len(circuits_of[name]) > 1}
+            split = tensors & {piece.parameter for piece in self.slices if piece.circuit != circuit}
             if tensors:
                 counted = f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}"
                 counted += f", {len(split)} split" if split else ""
@@ -244,23 +243,20 @@ class Circuits(Sequence[Slice]):
         return canonical_json(self.as_dict())
 
     def by_stack(self) -> str:
-        """The table with one line for what all layers have in common."""
+        """The table with one line for slices that all layers of a stack share."""
         return self._text(rows_by_stack(self.slices))
 
     def __str__(self) -> str:
         return self._text(rows_of(self.slices))
 
     def _text(self, rows: list["Row"]) -> str:
-        return "\n".join([text_table(rows), self.summary(), *self._noted()])
-
-    def _noted(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
+        return "\n".join([text_table(rows), self.summary(), *(f"note: {note}" for note in self.notes)])
 
     def __repr__(self) -> str:
         return f"Circuits({self.summary()})"
 
     def _repr_html_(self) -> str:
-        return html_table(rows_of(self.slices), "; ".join([self.summary(), *self._noted()]))
+        return html_table(rows_of(self.slices), "; note: ".join([self.summary(), *self.notes]))
 
     @overload
     def __getitem__(self, index: int) -> Slice: ...
@@ -280,13 +276,13 @@ _RIGHT = {"numel", "layer", "head"}
 
 
 def rows_of(slices: Sequence[Slice]) -> list[Row]:
-    """One row per slice; a column for heads only where there are any."""
+    """One row per slice, with a column of heads if there are any."""
     by_head = any(piece.head is not None for piece in slices)
     return [_row(piece, _span(piece), by_head) for piece in slices]
 
 
 def rows_by_stack(slices: Sequence[Slice]) -> list[Row]:
-    """One row for what all layers and, in a fused weight, all heads have in common."""
+    """One row for slices that all layers of a stack and, in a fused weight, all heads share."""
     by_head = any(piece.head is not None for piece in slices)
     rows: dict[tuple[str, ...], Row] = {}
     layers: dict[tuple[str, ...], list[int | None]] = {}
@@ -303,7 +299,7 @@ def rows_by_stack(slices: Sequence[Slice]) -> list[Row]:
 
 
 def text_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """``rows`` as lines with aligned columns, numbers to the right.
+    """``rows`` as lines with aligned columns, numbers at the right.
 
     >>> print(text_table([{"parameter": "wte.weight", "numel": "12"}]))
     parameter   numel
@@ -315,13 +311,10 @@ def text_table(rows: Sequence[Mapping[str, str]]) -> str:
 def html_table(rows: Sequence[Mapping[str, str]], caption: str) -> str:
     """``rows`` as an HTML table with a caption."""
     head = "".join(f"<th>{escape(name)}</th>" for name in (rows[0] if rows else ()))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
-    return (
-        f"<table><caption>{escape(caption)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    lines = ("".join(f"<td>{escape(value)}</td>" for value in row.values()) for row in rows)
+    body = "".join(f"<tr>{cells}</tr>" for cells in lines)
+    caption = f"<caption>{escape(caption)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def readable(number: int) -> str:
@@ -355,7 +348,7 @@ def _span(piece: Slice) -> str:
 
 
 def _periods(pieces: list[Slice]) -> Iterable[tuple[Slice, str]]:
-    """The slices of one parameter; those that repeat from head to head appear once, with a count."""
+    """The slices of one parameter; slices that repeat from head to head appear once, with a count."""
     for period in range(1, len(pieces) // 2 + 1):
         times = len(pieces) // period
         head, first = pieces[:period], pieces[period]
@@ -369,7 +362,7 @@ def _periods(pieces: list[Slice]) -> Iterable[tuple[Slice, str]]:
 
 
 def _ranges(layers: Sequence[int | None]) -> str:
-    """``0-11`` for consecutive layers, else their numbers."""
+    """``0-11`` for consecutive layers, otherwise their numbers."""
     numbers = sorted({layer for layer in layers if layer is not None})
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]}-{numbers[-1]}"
