@@ -1,8 +1,8 @@
 """Build Hugging Face models from a configuration, without weights or small with random weights.
 
-``model_without_weights`` serves the command ``fasterqk circuits``: a model on the meta device has all names
-and shapes but takes no memory. ``small_copies`` serves the probe: a model of the same class with few layers
-and narrow heads runs instantly, and its labels also hold for the large model.
+``fasterqk circuits`` uses ``model_without_weights``: on the meta device, a model has all names and shapes and
+takes no memory. The probe uses ``small_copies``: a model of the same class with few layers and narrow heads
+runs instantly, and its labels hold for the large model.
 """
 
 import copy
@@ -22,7 +22,7 @@ from torch import nn
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json
 
-# Mappings from configurations to model classes in the order of search, the plain model first.
+# Mappings from configurations to model classes, in the order of search.
 _MAPPINGS = (
     "MODEL_MAPPING",
     "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -32,14 +32,14 @@ _MAPPINGS = (
 
 
 def model_without_weights(name: str | None = None, config_file: str | None = None) -> tuple[nn.Module, str]:
-    """Build a model on the meta device, where it has names and shapes but no weights.
+    """Build a model on the meta device, with names and shapes but without weights.
 
     Arguments:
         name: A model directory, a model type (its default configuration) or a model on the hub.
         config_file: A ``config.json`` to use instead.
 
     Returns:
-        The model, and a text that says where its configuration comes from.
+        The model, and the source of its configuration as text.
 
     Raises:
         InputError: There is no such model, or its configuration is wrong.
@@ -77,7 +77,7 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
 
 @contextmanager
 def _refused(message: str) -> Iterator[None]:
-    """Turn any error inside into an ``InputError`` with ``message`` and the first line of that error."""
+    """Turn an error into an ``InputError`` with ``message`` and the first line of the error."""
     try:
         yield
     except Exception as error:
@@ -96,13 +96,13 @@ def _from_file(path: str) -> Any:
         return AutoConfig.for_model(kind, **fields)
 
 
-# More layers or experts than any model has; building many more would take all time and memory.
+# More layers or experts than any model has; many more would take all time and memory.
 _MOST = 2000
 _COUNTED = re.compile(r"(layer|block|depth|expert|stage)s?$")
 
 
 def read_model_config(path: str | PathLike[str]) -> dict[str, Any]:
-    """The fields of a ``config.json``; an impossible number of layers or experts is an ``InputError``."""
+    """The fields of a ``config.json``; an impossible number of layers or experts raises ``InputError``."""
     if not Path(path).exists():
         raise InputError(f"there is no {str(path)!r}")
     with _refused(f"{str(path)!r} is not a model configuration"):
@@ -123,7 +123,7 @@ def _check_counts(value: Any, path: str | PathLike[str], name: str = "") -> None
 
 
 def model_class(config: Any) -> Any:
-    """The class that a configuration names, else the plainest model of its type; None if there is none."""
+    """The class that a configuration names, else the plainest model of its type, or None."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -134,7 +134,7 @@ def model_class(config: Any) -> Any:
         known = getattr(modeling_auto, mapping, {})
         try:
             listed = known.get(type(config), None)
-        except ValueError:  # listed, but not available in this version of transformers
+        except ValueError:  # listed, but missing in this version of transformers
             continue
         if listed is not None:
             return listed[0] if isinstance(listed, tuple | list) else listed
@@ -142,7 +142,7 @@ def model_class(config: Any) -> Any:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be reached; assumed behind a proxy, where only a download can tell."""
+    """Whether the hub can be reached; assumed behind a proxy, where only a download would show it."""
     from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 
     if HF_HUB_OFFLINE:
@@ -186,7 +186,7 @@ _AT_MOST = {
     **dict.fromkeys(("n_group", "topk_group", "num_expert_groups"), 1),
     "attn_layer_period": 2,
     "attn_layer_offset": 1,  # Jamba: one layer of each kind
-    "num_kv_shared_layers": 0,  # they share with layers that are gone
+    "num_kv_shared_layers": 0,  # the layers they share with are gone
     "max_source_positions": 64,
     "num_frames": 4,
 }
@@ -201,7 +201,7 @@ def shrink(config: Any, head_width: int | None = HEAD_WIDTHS[0]) -> Any:
 
 
 def _parts(config: Any) -> list[Any]:
-    """The configuration and all configurations inside it."""
+    """The configuration and all configurations in it."""
     configs = [config]
     for value in vars(config).values():
         for item in value if isinstance(value, list | tuple) else [value]:
@@ -213,7 +213,7 @@ def _parts(config: Any) -> list[Any]:
 def _shrink_part(part: Any, head_width: int | None) -> None:
     values = {name: value for name, value in vars(part).items() if not name.startswith("_attn")}
     if any(isinstance(value, list | tuple) and _HEADS.match(name) for name, value in values.items()):
-        head_width = None  # stages with different heads: their widths depend on each other
+        head_width = None  # the widths of stages with different heads depend on each other
     heads = next((v for n, v in values.items() if _HEADS.match(n) and _count(v)), 0)
     kept = _kept_layers(values)
     for name, value in values.items():
@@ -239,7 +239,7 @@ def _shrink_part(part: Any, head_width: int | None) -> None:
 
 
 def _fewer(name: str, value: Any, layers: int) -> Any:
-    """A smaller number of layers, tokens, positions or experts; None if ``name`` is none of these."""
+    """A smaller number of layers, tokens, positions or experts; None for other fields."""
     if name == "depths" and isinstance(value, list | tuple):
         return type(value)(min(depth, LAYERS) for depth in value)
     if not _count(value):
@@ -254,7 +254,7 @@ def _fewer(name: str, value: Any, layers: int) -> Any:
 
 
 def _narrower(name: str, value: Any, heads: int, head_width: int) -> Any:
-    """Fewer and narrower heads, and the width that goes with them."""
+    """Fewer and narrower heads, and a model width to match; None for other fields."""
     if not _count(value):
         return None
     few = min(heads or HEADS, HEADS)
@@ -286,9 +286,9 @@ _KINDS = 4
 
 
 def _kept_layers(values: dict[str, Any]) -> list[int]:
-    """The number of one layer of each kind if a configuration lists layer types; else empty.
+    """The number of one layer of each kind if a configuration lists layer types, otherwise empty.
 
-    Layers of one type may differ in other lists, such as rotary positions or numbers of heads.
+    Layers of one type may differ in other lists, such as rotary positions or head counts.
     """
     types = values.get("layer_types")
     if not isinstance(types, list) or not types:
@@ -314,7 +314,7 @@ LARGEST = 60_000_000
 def small_copies(model_class: Any, config: Any) -> Iterator[nn.Module]:
     """Models of ``model_class`` with random weights from a small ``config``, smallest first.
 
-    Sizes at which the model cannot be built are left out.
+    Sizes that cannot be built are left out.
     """
     for head_width in HEAD_WIDTHS:
         try:
@@ -326,7 +326,7 @@ def small_copies(model_class: Any, config: Any) -> Iterator[nn.Module]:
                 torch.manual_seed(0)
                 model: nn.Module = model_class(shrink(config, head_width))
         except Exception:
-            # A shrunken configuration can be inconsistent in many ways; the next size may work.
+            # A small configuration can be inconsistent in many ways; the next size may work.
             continue
         yield model.eval()
 

@@ -1,4 +1,4 @@
-"""Inputs for the probe: small ones guessed from a model's signature and configuration, or the user's."""
+"""Inputs for the probe: the user's, or small ones guessed from a model's signature and configuration."""
 
 import inspect
 import re
@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_map
 from fasterqk.errors import InputError
 from fasterqk.trace.modules import attention_implementation, call_with, first_number
 
-LENGTH, IMAGE = 12, 128  # tokens; pixels of an image's side
+LENGTH, IMAGE = 12, 128  # tokens; pixels of a side
 _LARGE_FIRST = (256, 224, 384, 128, 64, 32, 28)
 
 
 def runner(inputs: Any) -> Callable[[nn.Module], Any]:
-    """A function that runs a model on the user's ``inputs``; a failure is an ``InputError``."""
+    """A function that runs a model on the user's ``inputs``; a failure raises ``InputError``."""
 
     def run(model: nn.Module) -> Any:
         try:
@@ -38,7 +38,7 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
 
 
 def _as_weights(model: nn.Module, inputs: Any) -> Any:
-    """``inputs`` with real numbers in the dtype of the weights: copies are not in half precision."""
+    """``inputs`` in the dtype of the weights, whose copies are not in half precision."""
     dtypes = [value.dtype for value in model.parameters() if value.is_floating_point()]
 
     def cast(value: Any) -> Any:
@@ -52,7 +52,7 @@ def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...
     """Inputs worth trying on ``model``, the likeliest first."""
     config = getattr(model, "config", None)
     main = _main_input(model)
-    # A wrapper may expose the attributes of a model but have a different forward.
+    # A wrapper may expose the attributes of a model and have another forward.
     if main is not None and config is not None and main in inspect.signature(model.forward).parameters:
         yield from huggingface_inputs(model, config)
     else:
@@ -66,10 +66,9 @@ def _main_input(model: nn.Module) -> str | None:
 
 
 def run_guessed(model: nn.Module) -> list[str]:
-    """Run ``model`` on the first inputs it accepts, then each of its parts that did not run.
+    """Run ``model`` on the first inputs it accepts, then every part that did not run.
 
-    Returns the paths of the modules that were run ("" is the model itself); the caller observes the passes.
-    Raises ``RuntimeError`` if nothing runs.
+    Returns the paths of the modules that ran ("" is the model itself). Raises ``RuntimeError`` if none did.
     """
     ran: list[str] = []
     failures: list[str] = []
@@ -91,10 +90,10 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
         before = set(entered)
         try:
             with attention_implementation(model, "eager"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # they would be about inputs that are not the user's
+                warnings.simplefilter("ignore")  # the user did not choose these inputs
                 call_with(model, _as_weights(model, inputs))
         except Exception as error:
-            # A wrong guess: modules that ran meanwhile count as not run.
+            # After a wrong guess, the modules that it entered do not count.
             failures.append(f"{type(error).__name__}: {error}")
             entered &= before
         else:
@@ -114,7 +113,7 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
     if embedding is not None:
         tokens = torch.randint(0, embedding.num_embeddings, (1, LENGTH), generator=generator)
         if convolution is not None:
-            # An image and a text together, because either alone may skip one of two towers.
+            # An image and a text, because either alone may skip a tower.
             side = next(iter(sides))
             yield torch.randn(1, convolution.in_channels, side, side, generator=generator), tokens
         yield (tokens,)
@@ -127,14 +126,14 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
     if video is not None:
         for frames, size in ((16, 64), (16, 224), (8, 32), (32, 32), (64, 64)):
             yield (torch.randn(1, video.in_channels, frames, size, size, generator=generator),)
-    # Some models cut images into patches without a convolution; a single patch has nothing to attend to.
+    # Some models make patches without a convolution; a single patch could attend to nothing else.
     channels, tried = (3, _LARGE_FIRST) if convolution is None else (convolution.in_channels, (*sides,))
     for size in tried if video is None else ():
         yield (torch.randn(1, channels, size, size, generator=generator),)
 
 
 def _own_sides(model: nn.Module) -> Iterator[int]:
-    """Image sizes that a model or one of its towers states, as in timm, torchvision and open_clip."""
+    """Image sizes among the attributes of a model or its towers, as in timm, torchvision and open_clip."""
     for module in model.modules():
         for name in ("image_size", "img_size"):
             size = getattr(module, name, None)
@@ -148,7 +147,7 @@ def _own_sides(model: nn.Module) -> Iterator[int]:
 
 
 def _sides(model: nn.Module) -> tuple[int, ...]:
-    """Usual image sizes; small ones first if no stride reduces images before attention."""
+    """Usual image sizes; small ones first unless strides reduce images before attention."""
     strides = (getattr(module, "stride", 1) for module in model.modules())
     reduced = any(stride not in (1, (1,), (1, 1), None) for stride in strides)
     return (224, 32, 64, 28, 16) if reduced else (16, 28, 32, 64, 224)
@@ -170,7 +169,7 @@ _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 
 
 def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
-    """Inputs worth trying, the likeliest first; a model refuses by raising."""
+    """Inputs worth trying, the likeliest first."""
     signature = inspect.signature(model.forward).parameters
     required = [name for name, parameter in signature.items() if parameter.default is inspect.Parameter.empty]
     candidates = {name: values for name in signature if (values := _inputs(name, config))}
@@ -247,7 +246,7 @@ def _images(config: Any) -> list[Tensor]:
     channels = _number(config, "num_channels", "in_channels", "in_chans") or 3
     shapes: list[tuple[int, ...]] = [(1, channels, height, width)]
     if width > 2 * IMAGE:
-        # Many models take images of any size, and the cost of attention grows with its fourth power.
+        # Many models take images of any size; the cost of attention grows with the fourth power of the side.
         shapes.insert(0, (1, channels, IMAGE, IMAGE))
     frames = _number(config, "num_frames")
     if frames is not None:
@@ -256,7 +255,7 @@ def _images(config: Any) -> list[Tensor]:
 
 
 def _patches(config: Any) -> Tensor:
-    """Sixteen image patches, one per row, as vision towers with a grid expect them."""
+    """Sixteen image patches, one per row, for vision towers with a grid."""
     channels = _number(config, "in_channels", "num_channels", "in_chans") or 3
     area = (_number(config, "patch_size", "spatial_patch_size") or 14) ** 2
     return _normal(16, channels * area * (_number(config, "temporal_patch_size") or 1))
