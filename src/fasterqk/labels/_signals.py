@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,6 @@ from fasterqk.trace.calls import (
     AttentionTrace,
     Frame,
     Operation,
-    Product,
     carries,
     is_parameter,
 )
@@ -51,6 +50,14 @@ _MANY_HEADS = 128
 _LARGEST = 2**27  # entries of one tensor; half a gigabyte
 
 
+class Product(NamedTuple):
+    """Queries times keys."""
+
+    query: Tensor
+    key: Tensor
+    scores: Tensor
+
+
 @dataclass(eq=False)
 class ProbedCall(AttentionCall):
     """An attention call with the tensors that gradients start from.
@@ -69,12 +76,11 @@ class ProbedCall(AttentionCall):
 
     def factors(self, which: int) -> list[Tensor]:
         """The queries (0) or the keys (1) of all products."""
-        pairs = [(product.query, product.key) for product in self.products]
-        return [cast(Tensor, pair[1 - which if self.keys_in_rows else which]) for pair in pairs]
+        return [product[1 - which if self.keys_in_rows else which] for product in self.products]
 
     def scores(self) -> list[Tensor]:
         """The products of queries and keys."""
-        return [cast(Tensor, product.scores) for product in self.products]
+        return [product.scores for product in self.products]
 
     @property
     def complete(self) -> bool:
@@ -138,8 +144,7 @@ class ProbeTrace(AttentionTrace):
         if operation.func not in _EXPONENTIALS:
             return operation.func in SOFTMAXES
         products: list[Product] = getattr(operation.tensors[0], SCORES, [])
-        factors = [cast(Tensor, factor) for product in products for factor in (product.query, product.key)]
-        return bool(factors) and all(factor.requires_grad for factor in factors)
+        return bool(products) and all(p.query.requires_grad and p.key.requires_grad for p in products)
 
     def softmax(self, operation: Operation) -> Tensor:
         """The probabilities, tagged with a call that keeps all tensors."""

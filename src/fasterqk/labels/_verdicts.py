@@ -58,7 +58,7 @@ class Verdict:
 
     def is_linear(self, parameter: str) -> bool:
         """Whether the parameter belongs to a block without a softmax over queries and keys."""
-        return bool(self.linear) and ("" in self.linear or nearest(parameter, self.linear) is not None)
+        return nearest(parameter, self.linear) is not None
 
     def open(self) -> list[str]:
         """Parameters without a label, and fused weights with an unconfirmed layout."""

@@ -140,11 +140,9 @@ def probe_call(
             raise
         except Exception as error:
             evidence = Evidence(failure=f"{type(error).__name__}: {error}")
-        if evidence.complete and not evidence.foreign:
-            return evidence
         if evidence.complete:
             break
-    if evidence.complete:
+    if evidence.complete and evidence.foreign:
         evidence.inputs = _probe_block(model, path, call, heads=False, follow=True).inputs
     return evidence
 

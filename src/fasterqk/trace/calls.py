@@ -163,29 +163,21 @@ def _other_source(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[
     return any(keywords.get(name) is not None for name in _OTHER_SOURCES) and is_attention(module)
 
 
-@dataclass(frozen=True, eq=False)
-class Product:
-    """Queries times keys; the tensors are None if the trace does not keep them."""
-
-    query: Tensor | None = None
-    key: Tensor | None = None
-    scores: Tensor | None = None
-
-
 @dataclass(eq=False)
 class AttentionCall:
     """One softmax and what is known about its attention; None means unknown or not kept.
 
     ``frames`` are the modules that were running, outermost first. ``module`` is the one that recorded the
-    call itself. ``shape`` is the shape of the probabilities. ``products`` has several members if scores are
-    added up or written piece by piece. ``mask`` is true where the logits show that a query may see a key.
-    ``lazy`` stands for probabilities that are computed on demand.
+    call itself. ``shape`` is the shape of the probabilities. ``products`` are the records that the trace
+    keeps of queries times keys, several if scores are added up or written piece by piece. ``mask`` is true
+    where the logits show that a query may see a key. ``lazy`` stands for probabilities that are computed on
+    demand.
     """
 
     frames: tuple[Frame, ...]
     shape: tuple[int, ...] = ()
     probabilities: Tensor | None = None
-    products: list[Product] = field(default_factory=list)
+    products: list[Any] = field(default_factory=list)
     module: nn.Module | None = None
     kind: Kind | None = None
     mask: Tensor | None = None
@@ -335,9 +327,9 @@ class AttentionTrace(TorchFunctionMode):
             setattr(output, SCORES, [self.scored(operation, output)])
         return output
 
-    def scored(self, operation: Operation, scores: Tensor) -> Product:
+    def scored(self, operation: Operation, scores: Tensor) -> Any:
         """The record of a product of two activations."""
-        return Product()
+        return True
 
     def is_softmax(self, operation: Operation) -> bool:
         """Whether this operation forms probabilities: a softmax over the last axis of at least two."""
