@@ -672,3 +672,37 @@ def test_a_refused_monitor_leaves_no_hooks():
     with pytest.raises(InputError, match="str is not a torch optimizer"):
         LogitMonitor(model, "adam", way="bound")
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+class Mixer(nn.Module):
+    """Attention that no name shows, from bare parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Parameter(torch.randn(8, 8)) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = ((x @ weight).unflatten(-1, (2, 4)).transpose(1, 2) for weight in (self.a, self.b, self.c))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + mixed.transpose(1, 2).flatten(2) @ self.d
+
+
+def test_blocks_that_only_the_probe_sees_are_read_and_clipped_one_by_one():
+    model, x = large(nn.Sequential(Mixer(), Mixer())), torch.randn(3, 6, 8)
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    circuits = find_circuits(model, inputs=(x[:1],), heads=True)
+    monitor = LogitMonitor(model, optimizer, circuits=circuits)
+    clip = qk_clip(model, optimizer, threshold=0.1, circuits=circuits)
+    model(x).sum().backward()
+    optimizer.step()
+    assert list(monitor.last.readings) == ["0", "1"] and {head.block for head in clip.last} == {"0", "1"}
+
+
+def test_an_optimizer_that_is_never_stepped_is_named_once(monkeypatch):
+    monkeypatch.setattr("fasterqk.stability._monitor._KEPT", 3)
+    model = large(Custom())
+    LogitMonitor(model, optim.SGD(model.parameters(), lr=0.0))
+    with pytest.warns(UserWarning, match="read 3 calls of the model without a step") as said:
+        for _ in range(6):
+            model(torch.randn(3, 5, 8))
+    assert len(said) == 1

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Any, Self, cast
 
 import torch
@@ -25,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError
-from fasterqk.labels.names import find_scopes, nearest
+from fasterqk.labels._verdicts import scopes_of
+from fasterqk.labels.names import nearest
 from fasterqk.labels.slices import Circuits, Slice
 from fasterqk.stability._scores import (
     MULTI_HEAD,
@@ -142,7 +144,7 @@ def take_bounds(blocks: Sequence[AttentionBlock]) -> dict[str, Tensor]:
 
 def attention_blocks(model: nn.Module, circuits: Circuits) -> list[AttentionBlock]:
     """The blocks of ``model`` with labelled queries or keys, in the model's order."""
-    scopes = find_scopes(model)
+    scopes = scopes_of(model, circuits)
     inside: dict[str, list[Slice]] = {}
     outside: dict[int | None, list[Slice]] = {}
     for part in circuits:
@@ -165,15 +167,12 @@ def attention_blocks(model: nn.Module, circuits: Circuits) -> list[AttentionBloc
 
 def _holder(model: nn.Module, names: Sequence[str]) -> str:
     """The innermost module that contains all of these parameters and is not itself a projection."""
-    parts = [name.split(".")[:-1] for name in names]
-    shared = 0
-    while all(len(prefix) > shared and prefix[shared] == parts[0][shared] for prefix in parts):
-        shared += 1
-    path = parts[0][:shared]
-    while path and not any(True for _ in model.get_submodule(".".join(path)).children()):
-        path.pop()
-    while path and isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict):
-        path.pop()
+    parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    path = [part[0] for part in takewhile(lambda part: len(set(part)) == 1, parts)]
+    module = model.get_submodule(".".join(path))
+    while path and (not list(module.children()) or isinstance(module, nn.ModuleList | nn.ModuleDict)):
+        path = path[:-1]
+        module = model.get_submodule(".".join(path))
     return ".".join(path)
 
 

@@ -245,7 +245,11 @@ class LogitMonitor(Observer):
             return
         block.make_bound(scores)
         block.additive |= reading.biased or reading.capped
-        self._calls.setdefault(block.path, []).append(reading)
+        calls = self._calls.setdefault(block.path, [])
+        calls.append(reading)
+        if self._by_steps and len(calls) == _KEPT:
+            line = f"LogitMonitor has read {_KEPT} calls of {block.path or 'the model'} without a step; "
+            self._warn_once("steps", line + "give it the optimizer that is stepped")
 
     def _leave_out(self, block: AttentionBlock, reason: str) -> None:
         self._warn_once(block.path, f"LogitMonitor leaves out a block: {reason}")
