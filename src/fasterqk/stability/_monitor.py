@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fasterqk import console
 from fasterqk.errors import InputError
@@ -289,11 +289,10 @@ class LogitMonitor(Observer):
             model = model.module
         sizes = [len(part) for part in tree_leaves(self._inputs) if isinstance(part, Tensor) and part.dim()]
 
-        def first_instances(part: Any) -> Any:
-            in_batch = isinstance(part, Tensor) and part.dim() and len(part) == sizes[0]
-            return part[: self.instances] if in_batch else part
+        def first_instances(part: Tensor) -> Tensor:
+            return part[: self.instances] if part.dim() and len(part) == sizes[0] else part
 
-        args, kwargs = tree_map(first_instances, self._inputs)
+        args, kwargs = tree_map_only(Tensor, first_instances, self._inputs)
         watch = Watch(self._blocks, see, self._leave_out, any_pass=True)
         self._extra = True
         try:
