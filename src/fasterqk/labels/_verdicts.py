@@ -25,14 +25,14 @@ from fasterqk.labels.names import (
     code_of,
     find_scopes,
     guess,
-    layer_numbers,
     nearest,
     slice_by_head,
     stacks,
+    with_discovered,
 )
 from fasterqk.labels.probe import Evidence, is_large, probe
-from fasterqk.labels.slices import CIRCUIT_OF_ROLE, Circuits, Role, Slice, joined, whole_slice
-from fasterqk.trace.modules import parameters_by_module, says_attention, stack_of
+from fasterqk.labels.slices import CIRCUIT_OF_ROLE, Role, Slice, joined, whole_slice
+from fasterqk.trace.modules import parameters_by_module, stack_of
 
 
 @dataclass
@@ -124,24 +124,6 @@ def probed(model: nn.Module, run: Callable[[nn.Module], Any], heads: bool = Fals
         verdict = first_guesses(model, with_discovered(model, verdict.scopes, evidence.elsewhere))
     _spread(evidence, alike)
     return settle(verdict, evidence, dict(parameters_by_module(model)))
-
-
-def with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
-    """The scopes, and the modules at ``paths`` whose attention only the probe has seen."""
-    layers = layer_numbers(list(paths), model)
-    discovered = {}
-    for path in paths:
-        if not any(known == path or known.startswith(path + ".") for known in scopes):
-            module = model.get_submodule(path)
-            discovered[path] = Scope(path, path, module, layers[path], says_attention(module))
-    return scopes | discovered
-
-
-def scopes_of(model: nn.Module, circuits: Circuits) -> dict[str, Scope]:
-    """The attention blocks of ``model``, by name or by the probe."""
-    named = find_scopes(model)
-    paths = {path for path, _ in model.named_modules()}
-    return with_discovered(model, named, [p for p in circuits.blocks if p not in named and p in paths])
 
 
 def _spread(evidence: Evidence, alike: dict[str, list[str]]) -> None:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from fasterqk.errors import InputError
 from fasterqk.labels._signals import CONTEXT, KEY, QUERY, finding_from_gradients, matrices_behind
-from fasterqk.labels._verdicts import scopes_of, slices_by_evidence
+from fasterqk.labels._verdicts import slices_by_evidence
 from fasterqk.labels.find import labels_text, likely_labels, resting_on_names, stack_names
-from fasterqk.labels.names import Scope, nearest, stacks
+from fasterqk.labels.names import Scope, nearest, scopes_of, stacks
 from fasterqk.labels.probe import float_tensors, probe_call
 from fasterqk.labels.slices import NO_SOFTMAX, Circuits, Slice, as_label, joined, whole_slice
 from fasterqk.trace.calls import (

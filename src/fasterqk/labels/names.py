@@ -15,7 +15,7 @@ from torch import nn
 
 from fasterqk.errors import InputError
 from fasterqk.labels._layouts import Layout, concatenated, keys_then_values, queries_then_keys, registered
-from fasterqk.labels.slices import Role, Slice, whole_slice
+from fasterqk.labels.slices import Circuits, Role, Slice, whole_slice
 from fasterqk.trace.modules import (
     attention_modules,
     class_of,
@@ -116,6 +116,24 @@ def find_scopes(model: nn.Module) -> dict[str, Scope]:
         for name, core in cores.items()
     )
     return {scope.path: scope for scope in scopes}
+
+
+def with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
+    """The scopes, and the modules at ``paths`` whose attention only the probe has seen."""
+    layers = layer_numbers(list(paths), model)
+    discovered = {}
+    for path in paths:
+        if not any(known == path or known.startswith(path + ".") for known in scopes):
+            module = model.get_submodule(path)
+            discovered[path] = Scope(path, path, module, layers[path], says_attention(module))
+    return scopes | discovered
+
+
+def scopes_of(model: nn.Module, circuits: Circuits) -> dict[str, Scope]:
+    """The attention blocks of ``model``, by name or by the probe."""
+    named = find_scopes(model)
+    paths = {path for path, _ in model.named_modules()}
+    return with_discovered(model, named, [p for p in circuits.blocks if p not in named and p in paths])
 
 
 def stacks(model: nn.Module, scopes: Mapping[str, "Scope"]) -> dict[str, list[str]]:

@@ -26,8 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError
-from fasterqk.labels._verdicts import scopes_of
-from fasterqk.labels.names import nearest
+from fasterqk.labels.names import nearest, scopes_of
 from fasterqk.labels.slices import Circuits, Slice
 from fasterqk.stability._scores import (
     MULTI_HEAD,
