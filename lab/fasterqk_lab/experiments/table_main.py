@@ -449,8 +449,11 @@ def measured_again(table: Comparison, remove: str = "mask") -> dict[str, TrainCo
 def masked(table: Comparison) -> Comparison:
     """The faithfulness of both arms of ``table`` with tokens masked."""
     scores = {name: title_of(name) for name in FAITHFUL}
-    more = {"name": f"{table.name}-masked", "title": f"{table.title}, tokens masked"}
-    return replace(table, arms=measured_again(table), scores=scores, decides=FAITHFUL[1:], printed={}, **more)
+    name, title = f"{table.name}-masked", f"{table.title}, tokens masked"
+    decides = FAITHFUL[1:]
+    return Comparison(
+        name, title, "paper", measured_again(table), table.seeds, decides=decides, scores=scores
+    )
 
 
 def comparisons(

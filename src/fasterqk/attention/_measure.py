@@ -22,7 +22,7 @@ from fasterqk.attention.aggregation import (
     Aggregation,
     Pattern,
     default_aggregation,
-    find_pattern,
+    find_patterns,
     visible_pairs,
 )
 from fasterqk.attention.faithfulness import (
@@ -336,9 +336,6 @@ def _patterns(
     if None in masks and sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
         reading = model.read(batch)  # the more rows, the better the guess
     real = torch.from_numpy(batch.real).to(reading.read.device)
-    patterns = [
-        find_pattern(layer, real, reading.read) if mask is None else None
-        for layer, mask in zip(reading.layers, masks, strict=True)
-    ]
+    patterns = find_patterns(reading.layers, masks, real, reading.read)
     causal = not any(pairs.triu(1).any() for pairs in visible_pairs(masks, patterns, real))
     return patterns, heads, causal

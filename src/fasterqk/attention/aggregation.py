@@ -72,6 +72,16 @@ def find_pattern(layer: "Layer", real: Tensor, read: Tensor) -> Pattern:
     return Pattern(causal=not bool(((rows > 0).any(1) & real.unsqueeze(1) & (ahead > 0)).any()))
 
 
+def find_patterns(
+    layers: Iterable["Layer"], masks: Sequence[Tensor | None], real: Tensor, read: Tensor
+) -> list[Pattern | None]:
+    """The pattern of each layer, guessed from its weights; None where the mask is known."""
+    return [
+        None if mask is not None else find_pattern(layer, real, read)
+        for layer, mask in zip(layers, masks, strict=True)
+    ]
+
+
 def _ahead_of(real: Tensor, read: Tensor) -> Tensor:
     """How far each key is behind (negative) or ahead of the read positions, ``(batch, row, key)``."""
     rows = read.unsqueeze(1) if read.dim() == 1 else read

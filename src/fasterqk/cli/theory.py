@@ -110,7 +110,7 @@ def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -
         about = {"optimizer": path.optimizer, "parameterization": path.parameterization}
         for place in np.ndindex(len(ratios), len(losses)):
             state = {key: float(getattr(states, key)[place]) for key in STATE}
-            rows.append(about | {"qk_ratio": float(ratios[place[0]])} | state)
+            rows.append({**about, "qk_ratio": float(ratios[place[0]]), **state})
     if arguments.csv and not arguments.json:
         print(csv_text(rows), end="")
         return 0
