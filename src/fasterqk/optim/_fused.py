@@ -24,7 +24,7 @@ a state to save; the state dict has sharded tensors, which fit every number of p
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -51,14 +51,18 @@ class FusedWeight:
         if len(slices) > 1 and self._sharded:
             _check_placements(name, parameter)
         self._slices = [tuple(_local_slice(part, parameter) for part in parts) for parts in slices]
+        local: Any = parameter
+        # The address of the part that this process has.
+        self.address = (lambda: local.to_local().data_ptr()) if self._sharded else parameter.data_ptr
         # One call makes all views where each leaf is one slice.
         spans = [_span(part) for parts in self._slices for part in parts]
         alone = len(spans) == len(slices) > 1
         self._sizes = ([stop - start for _, start, stop in spans], spans[0][0]) if alone else None
         # detach() shares the version counter, so autograd notices a step between a forward and its backward
         # pass, as it does with a stock optimizer.
-        self.leaves = [nn.Parameter(view) for view in self._views_of(parameter)]
-        self._gradients: dict[Tensor, Tensor] = {}  # of leaves that are copies
+        self.leaves = [nn.Parameter(view) for view in self._views_of(parameter.detach())]
+        self._no_gradients = [None] * len(slices)
+        self._gradients: list[Tensor | None] = [None] * len(slices)  # of leaves that are copies
         self.view_memory()
 
     def _views_of(self, tensor: Any) -> Sequence[Tensor]:
@@ -67,56 +71,45 @@ class FusedWeight:
             if tensor.placements != self.parameter.placements:  # type: ignore[attr-defined]
                 tensor = tensor.redistribute(placements=self.parameter.placements)  # type: ignore[attr-defined]
             tensor = tensor.to_local()
-        if tensor.requires_grad:
-            tensor = tensor.detach()
         if self._sizes is not None:
             return tensor.split_with_sizes(*self._sizes)
         return [joint_view(parts, tensor) for parts in self._slices]
 
     def view_memory(self) -> None:
         """Let the leaves view the weight where it is now: an offload, DDP or Accelerate may have moved it."""
-        self.views = self._views_of(self.parameter)
+        self.views = self._views_of(self.parameter.detach())
         for leaf, view in zip(self.leaves, self.views, strict=True):
             leaf.data = view.contiguous()  # a copy where a view is not
-
-    def copies(self) -> list[tuple[Tensor, Tensor]]:
-        """The leaves that are copies, and their views of the weight."""
         pairs = zip(self.leaves, self.views, strict=True)
-        return [(leaf.detach(), view) for leaf, view in pairs if not view.is_contiguous()]
-
-    def memory(self) -> Tensor:
-        """The part of the weight that this process has."""
-        weight: Any = self.parameter
-        local: Tensor = weight.to_local() if self._sharded else weight
-        return local
+        self.copies = [(leaf.detach(), view) for leaf, view in pairs if not view.is_contiguous()]
 
     def twin(self, parameter: nn.Parameter) -> "FusedWeight":
         """The same slices of a copy of the parameter."""
         return FusedWeight(self.name, parameter, self.slices)
 
-    def take_gradient(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Give the leaves their slices of the gradient; return the copies to be filled, with views."""
+    def gradients(self, copies: list[tuple[Tensor, Tensor]]) -> Sequence[Tensor | None]:
+        """The gradient of each leaf; ``copies`` takes those still to be filled, with what to copy."""
         gradient = self.parameter.grad
         if gradient is None:
-            for leaf in self.leaves:
-                leaf.grad = None
-            return ()
+            return self._no_gradients
         if gradient.layout is not torch.strided:
             raise InputError(
                 f"{self.name} has a {gradient.layout} gradient, which cannot be sliced by circuit; "
                 "make its layer with sparse=False"
             )
-        copies: list[tuple[Tensor, Tensor]] = []
-        for leaf, view in zip(self.leaves, self._views_of(gradient), strict=True):
-            if not view.is_contiguous():
-                copy = self._gradients.get(leaf)
-                if copy is None or copy.dtype != view.dtype or copy.device != view.device:
-                    copy = torch.empty_like(view, memory_format=torch.contiguous_format)
-                    self._gradients[leaf] = copy
-                copies.append((copy, view))
-                view = copy
-            leaf.grad = view
-        return copies
+        if self._sizes is not None and not self.copies and not self._sharded and gradient.is_contiguous():
+            return gradient.split_with_sizes(*self._sizes)
+        views = enumerate(self._views_of(gradient))
+        return [self._contiguous(index, view, copies) for index, view in views]
+
+    def _contiguous(self, index: int, view: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
+        if view.is_contiguous():
+            return view
+        copy = self._gradients[index]
+        if copy is None or copy.dtype != view.dtype or copy.device != view.device:
+            self._gradients[index] = copy = torch.empty_like(view, memory_format=torch.contiguous_format)
+        copies.append((copy, view))
+        return copy
 
     # --- State ---
     # The optimizer keeps one state per leaf. A state dict has whole tensors, as that of a plain optimizer;
@@ -142,7 +135,7 @@ class FusedWeight:
         if value.shape != self.parameter.shape:
             return [value.clone() for _ in self.leaves]
         whole = _sharded_like(value, self.parameter)
-        return [view.clone(memory_format=torch.contiguous_format) for view in self._views_of(whole)]
+        return [view.clone(memory_format=torch.contiguous_format) for view in self._views_of(whole.detach())]
 
     def join(self, state: MutableMapping[Any, Any]) -> None:
         """For a state dict: join the states of the leaves to one of the parameter."""
@@ -187,27 +180,31 @@ class FusedWeights:
     def __init__(self, weights: Sequence[FusedWeight]) -> None:
         self._weights = weights
         self.parameters = [weight.parameter for weight in weights]
-        self._list()
+        self._leaves = [leaf for weight in weights for leaf in weight.leaves]
+        self._remember()
 
-    def _view_memory(self) -> None:
+    def _remember(self) -> None:
+        self._addresses = [weight.address() for weight in self._weights]
+        self._leaf_addresses = [leaf.data_ptr() for leaf in self._leaves]
+        self._copies = [pair for weight in self._weights for pair in weight.copies]
+
+    def moved(self) -> bool:
+        """Whether a weight has other memory than its leaves."""
+        return [weight.address() for weight in self._weights] != self._addresses
+
+    def view_memory(self) -> None:
+        """Let the leaves view the weights where they are now."""
         for weight in self._weights:
             weight.view_memory()
-        self._list()
-
-    def _list(self) -> None:
-        self._memory = [weight.memory().data_ptr() for weight in self._weights]
-        self._leaves = [leaf for weight in self._weights for leaf in weight.leaves]
-        self._leaf_memory = [leaf.data_ptr() for leaf in self._leaves]
-        self._copies = [pair for weight in self._weights for pair in weight.copies()]
+        self._remember()
 
     @torch.no_grad()
     def enter(self) -> None:
         """Before a step: leaves hold the slices of the weights and of their gradients."""
-        if [weight.memory().data_ptr() for weight in self._weights] != self._memory:
-            self._view_memory()
         copies = list(self._copies)
-        for weight in self._weights:
-            copies += weight.take_gradient()
+        gradients = chain.from_iterable(weight.gradients(copies) for weight in self._weights)
+        for leaf, gradient in zip(self._leaves, gradients, strict=True):
+            leaf.grad = gradient
         _copy(copies)
 
     @torch.no_grad()
@@ -215,10 +212,10 @@ class FusedWeights:
         """After a step: the weights hold the result, and the leaves have no gradients."""
         for leaf in self._leaves:
             leaf.grad = None  # it would keep the memory of the gradient
-        if list(map(Tensor.data_ptr, self._leaves)) != self._leaf_memory:  # by p.data = new
+        if list(map(Tensor.data_ptr, self._leaves)) != self._leaf_addresses:  # by p.data = new
             views = [view for weight in self._weights for view in weight.views]
             _copy(list(zip(views, self._leaves, strict=True)))
-            self._view_memory()
+            self.view_memory()
         else:
             _copy([(view, copy) for copy, view in self._copies])
 

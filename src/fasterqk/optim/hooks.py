@@ -164,6 +164,9 @@ class StepHooks:
         if not optimizer.state.keys().isdisjoint(self._together.parameters):
             for weight in self.fused:
                 weight.split(optimizer.state)
+        if self._together.moved():
+            self._check_kinds(optimizer)
+            self._together.view_memory()
         self._together.enter()
         self._exchange(optimizer)
 
@@ -326,10 +329,17 @@ class StepHooks:
                     "optimizer (DeepSpeed flattens them), so circuits can no longer be separated; train with "
                     f"DDP, or {SHARD_FIRST}"
                 )
-            if _kinds(known) != kinds:  # the states have the dtype and device of before
-                changed = map(is_not, map(attrgetter("dtype"), known), kinds)
-                changes = zip(options.get("param_names", ()), changed, strict=False)
-                name = next((name for name, other in changes if other), "a parameter")
+            # A cast of the model reaches the first parameter of each group; that of a fused weight moves it.
+            if _kinds(known[:1]) != kinds[:1] + kinds[-1:]:
+                self._check_kinds(optimizer)
+
+    def _check_kinds(self, optimizer: torch.optim.Optimizer) -> None:
+        """The states have the dtypes and the device that the parameters had."""
+        for options, known, kinds in zip(optimizer.param_groups, self._parameters, self._kinds, strict=False):
+            now = _kinds(known)
+            if now != kinds:
+                changes = zip(options.get("param_names", ()), map(is_not, now, kinds), strict=False)
+                name = next((name for name, changed in changes if changed), "a parameter")
                 raise InputError(
                     f"the memory of {name} was exchanged after the optimizer was made (by .to(...), .half() "
                     "or .data = ...): make the optimizer after the model has its final weights, dtype and "
