@@ -207,6 +207,25 @@ def test_any_optimizer_by_group(net):
     assert describe(optim.SGD(model.parameters(), lr=0.1)) == "group 0 1.3k parameters (12 tensors) lr 0.1"
 
 
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("by_role", [True, False])
+def test_ratio_one_has_the_rows_of_every_ratio(separate, by_role, net, label):
+    """A sweep over ratios prints one kind of table, also where the optimizer has no hooks."""
+    rows = {}
+    for ratio in (1, 3):
+        model = net(separate=separate)
+        ratios = {"ratios": {"q": ratio}} if by_role else {"qk_ratio": ratio}
+        optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, circuits=label(model), **ratios)
+        optimizer.param_groups[-1]["lr"] *= 2 if ratio == 1 else 1  # the user's own
+        result = check_circuits(model, optimizer, model.inputs, loss_of(model))
+        assert result.ok and result.audit == ()
+        rows[ratio] = [(row.circuit, row.parameters, row.tensors) for row in result.rows]
+    assert rows[1] == rows[3]
+    assert [name for name, _, _ in rows[1]] == (
+        ["q", "k", "v", "o", "rest"] if by_role else ["qk", "ov", "rest"]
+    )
+
+
 # --- Optimizers that were made elsewhere ---
 
 

@@ -21,7 +21,7 @@ from fasterqk.labels.find import Labels, find_circuits, stack_names
 from fasterqk.labels.slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
 from fasterqk.optim._fused import local_view, summed
 from fasterqk.optim._groups import ROLES, Group, Settings
-from fasterqk.optim.hooks import COPYING, StepHooks, hooks_of, unwrapped
+from fasterqk.optim.hooks import COPYING, PLAIN, StepHooks, hooks_of, unwrapped
 from fasterqk.optim.ratio import finite_number, is_sharded, with_outer_roles
 from fasterqk.trace.isolated import copied, isolated, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, stack_of, uncompiled
@@ -326,7 +326,8 @@ def check_circuits(
         f"{type(model).__name__}, {type(optimizer).__name__}, base lr {rate(base)}, "
         f"fasterqk {fasterqk.__version__}, torch {torch.__version__}"
     )
-    audit = () if hooks_of(optimizer) is hooks else _audit(model, optimizer, as_set)
+    ours = hooks_of(optimizer) is hooks or hasattr(optimizer, PLAIN)
+    audit = () if ours else _audit(model, optimizer, as_set)
     result = CircuitCheck(tuple(rows), setting, type(optimizer).__name__, audit)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not distributed or torch.distributed.get_rank() == 0:
@@ -350,7 +351,7 @@ def _audit(
 
 
 def _plain_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, labels: Labels | None) -> StepHooks:
-    """Hooks for an optimizer that was made elsewhere: its slices, and its rates as they are."""
+    """Hooks for an optimizer without any: its slices, and its rates as they are."""
     group_of = {
         id(parameter): index
         for index, group in enumerate(optimizer.param_groups)
@@ -367,14 +368,20 @@ def _plain_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, labels: Lab
         finite_number(options.get("lr"), f"the learning rate of group {index}", zero=True)
         for index, options in enumerate(optimizer.param_groups)
     ]
-    first = next((index for index, rate in enumerate(rates) if rate), 0)
-    base = rates[first] or 1.0
-    groups = [Group(Settings(ratio=rate / base), anchor=first) for rate in rates]
-    for part in with_outer_roles(model, find_circuits(model, labels), ROLES):
+    circuits, roles, by_role = None, ROLES, True
+    if hasattr(optimizer, PLAIN):
+        circuits, made_with, roles, by_role = getattr(optimizer, PLAIN)
+        labels = made_with if labels is None else labels
+        groups = [Group(Settings(), anchor=index) for index in range(len(rates))]
+    else:
+        first = next((index for index, rate in enumerate(rates) if rate), 0)
+        base = rates[first] or 1.0
+        groups = [Group(Settings(ratio=rate / base), anchor=first) for rate in rates]
+    for part in with_outer_roles(model, circuits or find_circuits(model, labels), roles):
         index = group_of.get(id(parameters[part.parameter]))
         if index is not None:
             groups[index].labelled.append(part)
-    return StepHooks(groups, fused=[], model=weakref.ref(model), by_role=True)
+    return StepHooks(groups, fused=[], model=weakref.ref(model), by_role=by_role)
 
 
 def _updates(

@@ -36,7 +36,7 @@ from fasterqk.optim._groups import (
     make_groups,
     user_groups,
 )
-from fasterqk.optim.hooks import StepHooks, replace_method, with_names
+from fasterqk.optim.hooks import PLAIN, StepHooks, replace_method, with_names
 from fasterqk.optim.ratio import PartnerNorm, Ramp, RatioLike, output_head, tables
 from fasterqk.trace.modules import stack_of, uncompiled
 
@@ -176,6 +176,7 @@ def make_optimizer(
     _check_options(optimizer, request)
     if request.same_everywhere:
         _accept_plain_groups(optimizer, model)
+        setattr(optimizer, PLAIN, (circuits, labels, tuple(request.by_role), ratios is not None))
         return optimizer
     first_pass = FirstPass(model, labelled, by_role=ratios is not None)
     first_pass.attach()

@@ -27,6 +27,7 @@ from fasterqk.optim.ratio import PartnerRatio, finite_number, is_sharded, partne
 
 COPYING = ("__deepcopy__", "__reduce_ex__")  # the methods that copy and pickle call
 _ATTRIBUTE = "_fasterqk"
+PLAIN = "_fasterqk_plain"  # attribute of an optimizer at ratio 1, which has no hooks: how to label its model
 _STEP = "ratio_step"  # key of a parameter group: steps taken under a ratio that changes
 _START = "partner_norm"  # key of a parameter group: the norm of its partners at the start
 _CONVERT = "; load_converted_state(model, optimizer, state) takes what fits from another optimizer's state"
