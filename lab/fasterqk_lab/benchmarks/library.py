@@ -69,11 +69,11 @@ def race(
     return result
 
 
-def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+def timed(function: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> tuple[Any, float]:
     """What ``function`` returns, and how many seconds it took."""
-    start = time.perf_counter()
+    start = clock()
     result = function()
-    return result, time.perf_counter() - start
+    return result, clock() - start
 
 
 def compared(plain_seconds: float, seconds: float) -> dict[str, Any]:
@@ -121,26 +121,33 @@ ROUNDS = 5
 LAYOUTS = ("rows", "columns", "interleaved")
 KERNELS: dict[str, dict[str, Any]] = {"": {}, "_fused": {"fused": True}}
 ADAM_BYTES = 7 * 4  # weight, gradient and both moments are read, all but the gradient are written
+# Many small tensors, where the hooks around a step show.
+SMALL_LAYERS = {"n_layer": 500, "n_embd": 64, "n_head": 4, "vocab_size": 64, "n_positions": 64}
 
 
 def run_circuits(progress: Progress) -> dict[str, Any]:
     """The overhead for every layout, with AdamW's default kernel on a processor (a loop) and the fused one.
 
     ``speedup``, ``plain_seconds`` and ``seconds`` are those of columns, as in GPT-2, with the loop; ``bytes``
-    are what a step has to read and write.
+    are what a step has to read and write. ``hooks_...`` and ``least_...`` are :func:`_small_layers`.
     """
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
+    hooks: dict[str, float] = {}
+    total = len(LAYOUTS) * len(KERNELS) + 2
     with one_thread():
         for layout in LAYOUTS:
             model, circuits = laid_out(layout)
             gradients = [1e-3 * torch.randn_like(parameter) for parameter in model.parameters()]
             for kernel, options in KERNELS.items():
                 results[layout + kernel] = _race_steps(model, circuits, gradients, options)
-                progress(len(results), len(LAYOUTS) * len(KERNELS), layout + kernel)
+                progress(len(results), total, layout + kernel)
+        for done, layout in enumerate(("rows", "columns"), start=total - 1):
+            hooks |= _small_layers(layout)
+            progress(done, total, f"hooks, {layout}")
     overheads = {f"overhead_{name}": result["overhead_ours"] for name, result in results.items()}
     speed = {name: results["columns"][name] for name in ("speedup", "plain_seconds", "seconds")}
     about = {"bytes": ADAM_BYTES * sum(gradient.numel() for gradient in gradients), "rounds": ROUNDS}
-    return speed | overheads | about | {"threads": 1}
+    return speed | overheads | hooks | about | {"threads": 1}
 
 
 def _race_steps(
@@ -164,14 +171,61 @@ def _race_steps(
     return race(ways, ROUNDS, before=set_gradients, clock=time.process_time)
 
 
-def laid_out(layout: str) -> tuple[nn.Module, Circuits]:
+def _small_layers(layout: str) -> dict[str, float]:
+    """The time in the hooks around a fused step, and the least that they need, over a plain step.
+
+    The plain step is on q, k and v as separate weights. The least is one view of the gradient for each leaf
+    and, for columns, three copies at the speed of whole weights. All times are the shortest of some rounds.
+    """
+    model, circuits = laid_out(layout, **SMALL_LAYERS)
+    parameters = dict(model.named_parameters())
+    separate = [nn.Parameter(part.view(parameters[part.parameter]).clone()) for part in circuits]
+    adam = partial(torch.optim.AdamW, lr=1e-5, fused=True)
+    ours, plain = make_optimizer(model, adam, lr=1e-5, qk_ratio=10, circuits=circuits), adam(separate)
+    fused: list[Any] = [parameter for name, parameter in parameters.items() if ".c_attn." in name]
+    matrices = [weight.detach() for weight in fused if layout == "columns" and weight.dim() == 2]
+    copies = [torch.empty_like(matrix) for matrix in matrices]
+    width, axis = SMALL_LAYERS["n_embd"], -1 if layout == "columns" else 0
+    leaves = [list(map(nn.Parameter, weight.split([2 * width, width], axis))) for weight in fused]
+    seconds: dict[str, list[float]] = {"hooks": [], "least": [], "plain": []}
+
+    def clocked(hook: Callable[..., Any], *args: Any) -> Any:
+        result, took = timed(partial(hook, *args), time.process_time)
+        seconds["hooks"][-1] += took
+        return result
+
+    def least() -> None:
+        for weight, parts in zip(fused, leaves, strict=True):
+            for leaf, view in zip(parts, weight.grad.split([2 * width, width], axis), strict=True):
+                leaf.grad = view
+        for _ in range(3 if copies else 0):
+            torch._foreach_copy_(copies, matrices)
+        for parts in leaves:
+            for leaf in parts:
+                leaf.grad = None
+
+    registered: list[dict[int, Any]] = [ours._optimizer_step_pre_hooks, ours._optimizer_step_post_hooks]
+    for hooks in registered:
+        hooks.update({key: partial(clocked, hook) for key, hook in hooks.items()})
+    for _ in range(2 * ROUNDS + 1):
+        for parameter in (*separate, *parameters.values()):
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        for name, work in (("plain", plain.step), ("least", least)):
+            seconds[name].append(timed(work, time.process_time)[1])
+        seconds["hooks"].append(0.0)
+        ours.step()
+    shortest = {name: min(rounds[1:]) for name, rounds in seconds.items()}
+    return {f"{name}_{layout}": shortest[name] / shortest["plain"] for name in ("hooks", "least")}
+
+
+def laid_out(layout: str, **sizes: int) -> tuple[nn.Module, Circuits]:
     """GPT-2 with its fused weights in columns, in rows or head by head, and the labels of all slices.
 
     Only an optimizer can use it in a layout other than columns.
     """
-    model = gpt2()
-    heads = GPT2["n_head"] if layout == "interleaved" else 1
-    parts: list[Any] = [(role, GPT2["n_embd"] // heads, None) for role in "qkv"] * heads
+    model = gpt2(**sizes)
+    heads = model.config.n_head if layout == "interleaved" else 1
+    parts: list[Any] = [(role, model.config.n_embd // heads, None) for role in "qkv"] * heads
     slices: list[Slice] = []
     for name, parameter in model.named_parameters():
         role: Role = "o" if ".attn.c_proj." in name else "rest"

@@ -15,15 +15,18 @@ SMALL = {"n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 11, "n_positions
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(library, "GPT2", SMALL)
+    monkeypatch.setattr(library, "SMALL_LAYERS", SMALL)
     monkeypatch.setattr(library, "ROUNDS", 1)
 
 
 def test_every_layout_and_kernel_is_reported(small):
     reports = []
     result = library.run_circuits(lambda done, total, note="": reports.append((done, total)))
-    assert reports[-1] == (6, 6)
+    assert reports[-1] == (8, 8)
     for name in ("rows", "columns", "interleaved", "rows_fused", "columns_fused", "interleaved_fused"):
         assert result[f"overhead_{name}"] > 0
+    for layout in ("rows", "columns"):
+        assert result[f"hooks_{layout}"] > 0 and result[f"least_{layout}"] > 0
     assert result["overhead_columns"] == pytest.approx(1 / result["speedup"])  # of one round
     assert result["speedup"] == result["plain_seconds"] / result["seconds"]
     assert result["bytes"] == 28 * sum(parameter.numel() for parameter in library.gpt2().parameters())
