@@ -231,6 +231,12 @@ def resumed(folder, name, rank, processes):
     return train(model, optimizer, HALF, STEPS, rank, processes)
 
 
+def by_columns(name, rank, processes):
+    """Weights after a training in which each process holds columns of every matrix."""
+    model = sharded(made(name), shard_placement_fn=lambda parameter: Shard(parameter.dim() - 1))
+    return train(model, optimizer_of(model), 0, STEPS, rank, processes)
+
+
 def other_ways(folder, rank, processes):
     """Further ways to shard, to save and to scale."""
     ids = batches()[0]
@@ -284,9 +290,7 @@ def results(folder, rank, processes):
     result |= hazards(rank, processes) | checked(rank, processes) | other_ways(folder, rank, processes)
     result["parallel"] = parallel(rank, processes)
     if processes == 2:  # torch shards columns evenly or not at all
-        by_columns = {"shard_placement_fn": lambda p: Shard(p.dim() - 1)}
-        model = sharded(made("encoder"), **by_columns)
-        result["columns"] = train(model, optimizer_of(model), 0, STEPS, rank, processes)
+        result["columns"] = {name: by_columns(name, rank, processes) for name in MODELS}
     return result
 
 

@@ -85,7 +85,7 @@ def difference(first, second):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
 def test_sharded_fused_weights_equal_one_process(script, results, alone, processes):
-    """50 steps in float64: columns, rows, interleaved rows, uneven and empty shards."""
+    """In float64: columns, rows, interleaved rows, uneven and empty shards."""
     for name in script.MODELS:
         assert difference(results[processes][name], alone[name]) <= 1e-9, name
 
@@ -102,7 +102,8 @@ def test_other_ways_to_shard(script, results, alone, processes):
     """Columns of a weight over processes, tensor parallel, roles, another optimizer's state, bfloat16."""
     result = results[processes]
     if processes == 2:
-        assert difference(result["columns"], alone["encoder"]) <= 1e-9
+        for name, trained in result["columns"].items():
+            assert difference(trained, alone[name]) <= 1e-9, name
     assert difference(result["parallel"], script.parallel(0, 1, alone=True)) <= 1e-9
     assert difference(result["converted"], alone["gpt2"]) <= 1e-9
     model = script.made("gpt2")
