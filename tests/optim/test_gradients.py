@@ -202,5 +202,5 @@ def test_a_missing_factor_is_refused(net, label):
     from fasterqk.labels import Circuits
 
     without = Circuits(tuple(part for part in label(model) if part.role != "k"))
-    with pytest.raises(InputError, match="layer 0 has no k weights of its own"):
+    with pytest.raises(InputError, match="layer 0 has no separate k weights"):
         scale_circuits(model, qk=2.0, circuits=without)

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_said(net, label):
     model = net()
     for others, message in (
         (optim.AdamW, "others= looks like"),
-        ((optim.AdamW, {}), "give it a rate of its own"),
+        ((optim.AdamW, {}), "it needs its own rate"),
         (
             (optim.Prodigy if hasattr(optim, "Prodigy") else type("Prodigy", (optim.SGD,), {}), {"lr": 1.0}),
             "Prodigy",

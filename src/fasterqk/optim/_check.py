@@ -19,7 +19,7 @@ import fasterqk
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, find_circuits, stack_names
 from fasterqk.labels.slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
-from fasterqk.optim._fused import local_view, summed
+from fasterqk.optim._fused import FusedWeight, local_view, summed
 from fasterqk.optim._groups import ROLES, Group, Settings
 from fasterqk.optim.hooks import COPYING, PLAIN, StepHooks, hooks_of, unwrapped
 from fasterqk.optim.ratio import finite_number, is_sharded, with_outer_roles
@@ -217,7 +217,7 @@ class CircuitCheck:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The audit, and what is wrong with an optimizer in which every circuit moves alike."""
+        """The audit, and a warning if every circuit moves alike although the ratios differ."""
         measured = [row.measured for row in self.rows if not math.isnan(row.measured)]
         promised = [row.promised for row in self.rows]
         if len(measured) < 2 or max(promised) < 1.2 * min(promised) or max(measured) > 1.1 * min(measured):
@@ -454,7 +454,7 @@ def _twin(
     optimizer: torch.optim.Optimizer, hooks: StepHooks, twins: dict[int, nn.Parameter]
 ) -> torch.optim.Optimizer:
     """A copy of ``optimizer`` for the copied parameters ``twins`` (by the identity of the originals)."""
-    fused = [weight.twin(twins[id(weight.parameter)]) for weight in hooks.fused]
+    fused = [FusedWeight(weight.name, twins[id(weight.parameter)], weight.slices) for weight in hooks.fused]
     memo: dict[int, Any] = {**twins}
     for weight, twin in zip(hooks.fused, fused, strict=True):
         memo |= {id(leaf): copied_leaf for leaf, copied_leaf in zip(weight.leaves, twin.leaves, strict=True)}

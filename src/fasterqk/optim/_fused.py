@@ -36,7 +36,7 @@ from fasterqk.optim._groups import Leaf, Settings, Trained
 from fasterqk.optim.ratio import is_sharded
 from fasterqk.trace.isolated import random_states_kept
 
-PARTS = "parts"  # key of the state of a fused weight: for each leaf, what cannot be joined
+PARTS = "parts"  # key of the state of a fused weight: the entries of each leaf that cannot be joined
 
 
 class FusedWeight:
@@ -83,10 +83,6 @@ class FusedWeight:
         pairs = zip(self.leaves, self.views, strict=True)
         self.copies = [(leaf.detach(), view) for leaf, view in pairs if not view.is_contiguous()]
 
-    def twin(self, parameter: nn.Parameter) -> "FusedWeight":
-        """The same slices of a copy of the parameter."""
-        return FusedWeight(self.name, parameter, self.slices)
-
     def gradients(self, copies: list[tuple[Tensor, Tensor]]) -> Sequence[Tensor | None]:
         """The gradient of each leaf; ``copies`` takes those still to be filled, with what to copy."""
         gradient = self.parameter.grad
@@ -99,8 +95,7 @@ class FusedWeight:
             )
         if self._sizes is not None and not self.copies and not self._sharded and gradient.is_contiguous():
             return gradient.split_with_sizes(*self._sizes)
-        views = enumerate(self._views_of(gradient))
-        return [self._contiguous(index, view, copies) for index, view in views]
+        return [self._contiguous(*view, copies) for view in enumerate(self._views_of(gradient))]
 
     def _contiguous(self, index: int, view: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
         if view.is_contiguous():
@@ -153,7 +148,7 @@ class FusedWeight:
             state[self.parameter] = whole
 
     def _joined(self, key: str, values: list[Any]) -> Any:
-        """The values of all leaves as one; None if that cannot be."""
+        """The values of all leaves as one; None if they cannot be joined."""
         first, like = values[0], self.parameter.detach()
         tensors = [value for value in values if isinstance(value, Tensor) and value.dim()]
         if not tensors:
@@ -175,18 +170,13 @@ class FusedWeight:
 
 
 class FusedWeights:
-    """All fused weights of an optimizer around a step, in as few calls as there can be."""
+    """All fused weights of an optimizer around a step, in as few calls as possible."""
 
     def __init__(self, weights: Sequence[FusedWeight]) -> None:
         self._weights = weights
         self.parameters = [weight.parameter for weight in weights]
         self._leaves = [leaf for weight in weights for leaf in weight.leaves]
-        self._remember()
-
-    def _remember(self) -> None:
-        self._addresses = [weight.address() for weight in self._weights]
-        self._leaf_addresses = [leaf.data_ptr() for leaf in self._leaves]
-        self._copies = [pair for weight in self._weights for pair in weight.copies]
+        self.view_memory()
 
     def moved(self) -> bool:
         """Whether a weight has other memory than its leaves."""
@@ -196,7 +186,9 @@ class FusedWeights:
         """Let the leaves view the weights where they are now."""
         for weight in self._weights:
             weight.view_memory()
-        self._remember()
+        self._addresses = [weight.address() for weight in self._weights]
+        self._leaf_addresses = [leaf.data_ptr() for leaf in self._leaves]
+        self._copies = [pair for weight in self._weights for pair in weight.copies]
 
     @torch.no_grad()
     def enter(self) -> None:
@@ -248,7 +240,7 @@ def summed(values: Tensor, like: Any) -> Tensor:
 
 
 def _sharded_like(value: Any, parameter: Any) -> Tensor:
-    """A state that was saved whole, or sharded, as the parameter is."""
+    """``value`` of a saved state, sharded as the parameter is."""
     if is_sharded(value) or not is_sharded(parameter):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -297,9 +289,9 @@ def make_leaves(
     kwargs: dict[str, Any],
     by_entry: Callable[[], bool],
 ) -> tuple[list[FusedWeight], list[Leaf]]:
-    """The fused weights, and what the optimizer trains: whole parameters, and leaves of fused weights.
+    """The fused weights, and the tensors that the optimizer trains: whole parameters, and leaves.
 
-    ``by_entry()`` says whether the optimizer steps every entry by itself.
+    ``by_entry()`` says whether the update of an entry depends on no other entry.
     """
     fused: list[FusedWeight] = []
     leaves: list[Leaf] = []
@@ -349,8 +341,8 @@ def _joined_slices(
         joined: list[tuple[tuple[Slice, ...], Settings]] = []
         while runs:
             role, settings = runs[0][0].role, runs[0][1]
-            alike = tuple(part for part, its in runs if (part.role, its) == (role, settings))
-            runs = [(part, its) for part, its in runs if (part.role, its) != (role, settings)]
+            alike = tuple(part for part, other in runs if (part.role, other) == (role, settings))
+            runs = [(part, other) for part, other in runs if (part.role, other) != (role, settings)]
             together = is_regular(alike, trained.parameter)
             joined += [(alike, settings)] if together else [((part,), settings) for part in alike]
         return joined

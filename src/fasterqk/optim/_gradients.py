@@ -82,7 +82,7 @@ def normalizer(
 
 
 def _norm(parts: list[tuple[torch.Tensor, Any]]) -> float:
-    """The norm of slices of gradients, each with its whole gradient; of sharded ones over all processes."""
+    """The norm of slices of gradients, given with their whole gradients, over all processes."""
     if not parts:
         return 0.0
     alike: dict[Any, list[tuple[torch.Tensor, Any]]] = {}
@@ -167,7 +167,7 @@ def _check_factors(slices: Circuits, wanted: list[str]) -> None:
             missing = [role for role in pairs[circuit] if role not in roles]
             if missing:
                 raise InputError(
-                    f"layer {layer} has no {missing[0]} weights of its own, so its {circuit} product cannot "
+                    f"layer {layer} has no separate {missing[0]} weights, so its {circuit} product cannot "
                     "be scaled"
                 )
 

@@ -222,7 +222,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trainable parameter: its labelled slices in order, each with its settings.
+    """A trainable parameter: its labelled slices in order, with their settings.
 
     ``per`` says how it is split where an optimizer looks at whole matrices; None: by settings alone.
     """
@@ -296,7 +296,7 @@ def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | 
             slices.append((part, settings))
         matrix = parameter.dim() == 2 and any(part.role in PROJECTIONS for part in parts)
         if matrix and request.split is not None:
-            matrix_parts(parts, request.split)  # raises where it cannot be split so
+            matrix_parts(parts, request.split)  # raises if it cannot be split so
         assigned.append(Trained(name, parameter, tuple(slices), request.split if matrix else None))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
@@ -306,7 +306,7 @@ def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | 
 
 
 def _rate_keys(model: nn.Module, request: Request, circuits: Circuits) -> dict[Slice, str]:
-    """What sets the rate of each slice: a pattern of parameter names that ``ratios=`` names, or its role."""
+    """The key that sets the rate of each slice: a pattern of parameter names in ``ratios=``, or its role."""
     keys: dict[Slice, str] = {part: part.role for part in circuits}
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -359,7 +359,7 @@ def _settings(
     if decay is not None:
         decay = float(decay) if decayed else 0.0
     if "weight_decay" in group.options and "weight_decay" not in rule:
-        decay = float(group.options["weight_decay"])  # whoever makes groups decides on their decay
+        decay = float(group.options["weight_decay"])  # given for the group, it holds for biases, too
     chosen = {**group.options, **rule}
     options = tuple(sorted((key, chosen[key]) for key in chosen if key not in (*_OUR_KEYS, "name")))
     if part is not None and "lr" in rule:
@@ -425,7 +425,7 @@ def _check_cover(name: str, parameter: nn.Parameter, slices: list[Slice]) -> Non
 
 @dataclass(frozen=True)
 class Leaf:
-    """What the optimizer trains as one tensor: a parameter, or slices of a fused one.
+    """One tensor that the optimizer trains: a parameter, or slices of a fused one.
 
     ``name`` is that of the parameter. ``slices`` are those that the tensor is made of; none for a whole
     parameter.
@@ -476,7 +476,7 @@ class Group:
         return options
 
     def names(self, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
-        """What a state dict says of the group: its name, and the names of ``parameters``."""
+        """The entries of a state dict that name the group and its ``parameters``."""
         names = {id(leaf.tensor): leaf.name for leaf in self.leaves}
         return {"name": self.name, "param_names": [names[id(parameter)] for parameter in parameters]}
 

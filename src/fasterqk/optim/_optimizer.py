@@ -166,8 +166,8 @@ def make_optimizer(
     described, fused = grouped(request, only)
     optimizers = []
     for index, kind in enumerate(kinds):
-        its = [group for group in described if others is None or group.settings.user_group == index]
-        optimizers.append(_instance(*kind, [group.options(lr) for group in its], lr))
+        trained = [group for group in described if others is None or group.settings.user_group == index]
+        optimizers.append(_instance(*kind, [group.options(lr) for group in trained], lr))
     optimizer: Any = optimizers[0] if others is None else JointOptimizer(optimizers)
     for options, group in zip(optimizer.param_groups, described, strict=True):
         if {id(leaf) for leaf in options["params"]} != {id(leaf.tensor) for leaf in group.leaves}:
@@ -393,7 +393,7 @@ def _ratio_from_plain(value: Any) -> Any:
     }
 
 
-# --- What cannot train circuits at rates of their own ---
+# --- Optimizers and models that cannot train circuits at separate rates ---
 
 # Optimizers that estimate the size of their steps themselves: from the second step on they have one rate for
 # all groups, or none (Rprop: a size per entry that begins at the rate).
@@ -409,7 +409,7 @@ def _check_class(optimizer_class: Any) -> None:
         raise InputError("LBFGS has one rate for all parameters and cannot train circuits apart; use AdamW")
     if name == "ZeroRedundancyOptimizer":
         raise InputError(
-            "ZeroRedundancyOptimizer deals parameters out to processes, so circuits cannot be separated; "
+            "ZeroRedundancyOptimizer distributes parameters over processes, so circuits cannot be separated; "
             "shard the model with FSDP2 (fully_shard) and use AdamW, or give it fasterqk.param_groups(...)"
         )
 
@@ -457,15 +457,13 @@ def _for_two(model: nn.Module, only: Only | None, groups: Any, others: Any) -> l
     if not isinstance(others, tuple) or len(others) != 2 or not callable(others[0]):
         raise InputError(f"{form}, not {others!r}")
     if not isinstance(others[1], dict) or "lr" not in others[1]:
-        raise InputError(f"{form}; give it a rate of its own, not {others[1]!r}")
+        raise InputError(f"{form}; it needs its own rate, not {others[1]!r}")
     _check_class(others[0])
-    matrices = _hidden_matrices(model) if only is None else None
-    first: set[int] = set()
-    second: set[int] = set()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            chosen = name in matrices if matrices is not None else only is not None and only(name, parameter)
-            (first if chosen else second).add(id(parameter))
+    matrices = _hidden_matrices(model)
+    chosen = only or (lambda name, _: name in matrices)
+    trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    first = frozenset(id(parameter) for name, parameter in trainable.items() if chosen(name, parameter))
+    second = frozenset(map(id, trainable.values())) - first
     if not first or not second:
         which = "matrices for the first" if not first else "parameters for the other"
         raise InputError(
@@ -473,8 +471,8 @@ def _for_two(model: nn.Module, only: Only | None, groups: Any, others: Any) -> l
         )
     decay = others[1].get("weight_decay")
     return [
-        UserGroup({"name": "matrices"}, frozenset(first)),
-        UserGroup({"name": "others", "lr": others[1]["lr"]}, frozenset(second), decay),
+        UserGroup({"name": "matrices"}, first),
+        UserGroup({"name": "others", "lr": others[1]["lr"]}, second, decay),
     ]
 
 

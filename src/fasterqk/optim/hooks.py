@@ -46,12 +46,11 @@ Split = Callable[[Mapping[str, Any], int], tuple[list[Group], list[FusedWeight]]
 class StepHooks:
     """The hooks of one optimizer.
 
-    ``groups`` describe its parameter groups, in order. ``leaves`` are what each group lists during a step, in
-    place of what it lists between steps; ``split`` makes the groups of parameters that are
-    added later; ``normalize`` is called on the gradients before the step; ``frozen`` are names and parameters
-    that were not trainable and so are not optimized; ``by_role``: ratios were given by role; ``independent``:
-    weight decay is divided by the ratio during a step; ``first_pass`` compares the labels with the first
-    training pass.
+    ``groups`` describe its parameter groups, in order. ``leaves`` holds the tensors that each group lists
+    during a step; ``split`` makes the groups of parameters that are added later; ``normalize`` is called on
+    the gradients before the step; ``frozen`` holds names and parameters that were not trainable, and so are
+    not optimized; ``by_role``: ratios were given by role; ``independent``: weight decay is divided by the
+    ratio during a step; ``first_pass`` compares the labels with the first training pass.
     """
 
     groups: list[Group]
@@ -139,8 +138,8 @@ class StepHooks:
         groups_of: dict[FusedWeight, list[int]] = {}
         for index, options in enumerate(new):
             for leaf in options["params"]:
-                if id(leaf) in owners:
-                    groups_of.setdefault(owners[id(leaf)], []).append(index)
+                if weight := owners.get(id(leaf)):
+                    groups_of.setdefault(weight, []).append(index)
         sizes = [sum(id(leaf) not in owners for leaf in options["params"]) for options in new]
         home = {}
         for weight, groups in groups_of.items():
@@ -149,10 +148,10 @@ class StepHooks:
         for index, options in enumerate(new if owners else ()):
             listed = {}
             for name, leaf in zip(options["param_names"], options["params"], strict=True):
-                if id(leaf) not in owners:
+                if (weight := owners.get(id(leaf))) is None:
                     listed[leaf] = name
-                elif home[owners[id(leaf)]] == index:
-                    listed[owners[id(leaf)].parameter] = owners[id(leaf)].name
+                elif home[weight] == index:
+                    listed[weight.parameter] = weight.name
             options["params"], options["param_names"] = list(listed), list(listed.values())
 
     def _exchange(self, optimizer: torch.optim.Optimizer) -> None:
@@ -263,7 +262,6 @@ class StepHooks:
 
         return evaluated
 
-    @torch.no_grad()
     def _normalize(self, optimizer: torch.optim.Optimizer) -> None:
         if self.normalize is not None:
             self.normalize(optimizer)
@@ -291,7 +289,7 @@ class StepHooks:
         self._check_frozen(optimizer)
 
     def _check_owners(self) -> None:
-        """A parameter may have moved to another module (a parametrization); it must not be gone."""
+        """Every parameter must still be in the model, perhaps in another module (a parametrization)."""
         model = self.model()
         if model is None or not self._owners:
             return
@@ -348,13 +346,13 @@ class StepHooks:
                 )
 
     def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """What was frozen when the optimizer was made would never be trained."""
-        thawed = [(name, weight) for name, weight in self.frozen if weight.requires_grad]
-        if not any(weight.grad is not None for _, weight in thawed):
-            return
-        trained = self.trained(optimizer)
+        """Parameters that were frozen when the optimizer was made would never be trained."""
+        thawed = [
+            (name, weight) for name, weight in self.frozen if weight.requires_grad and weight.grad is not None
+        ]
+        trained = self.trained(optimizer) if thawed else set()
         for name, weight in thawed:
-            if weight.grad is not None and id(weight) not in trained:
+            if id(weight) not in trained:
                 raise InputError(
                     f"{name} was frozen when the optimizer was made and has a gradient now, but would not be "
                     "trained: make the optimizer while it is trainable, or leave it out with only="
@@ -365,11 +363,11 @@ class StepHooks:
     def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Every rate is its ratio times the base rate, whatever a scheduler did to the groups.
 
-        The first group (of each of the user's own) carries the base rate. A constant ratio is restored in
-        place where it is off (by a scheduler with one absolute value for all groups); a ratio that changes
-        is multiplied in for this step only, because schedulers like CosineAnnealingLR compute each rate
-        from the last. Independent decay is divided for this step only, so that schedules of the decay and
-        loaded states keep their meaning.
+        The first group (of each of the user's) carries the base rate. A constant ratio is restored in place
+        where it is off (by a scheduler with one absolute value for all groups). A ratio that changes is
+        multiplied in for this step only, because schedulers like CosineAnnealingLR compute each rate from
+        the last. So is the division of independent decay, so that schedules of the decay and loaded states
+        keep their meaning.
         """
         bases = [self.base_rate(optimizer, index) for index in range(len(self.groups))]
         ratios = self.ratios_now(optimizer)
@@ -387,13 +385,13 @@ class StepHooks:
                 options["weight_decay"] = options["weight_decay"] / ratio
 
     def base_rate(self, optimizer: torch.optim.Optimizer, index: int = 0) -> Any:
-        """The rate of ratio 1 for group ``index``; its anchor carries it."""
+        """The base rate of group ``index``, which its anchor carries."""
         anchor = self.groups[index].anchor
         first, lr = self.groups[anchor].ratio, optimizer.param_groups[anchor]["lr"]
         return lr / first if isinstance(first, float) and first != 1 else lr
 
     def ratios_now(self, optimizer: torch.optim.Optimizer) -> list[float]:
-        """The ratio of each group at the step that comes next."""
+        """The ratio of each group at the next step."""
         norms = self._partner_norms()
         ratios = []
         for group, options in zip(self.groups, optimizer.param_groups, strict=False):
@@ -445,7 +443,7 @@ class StepHooks:
         self._kinds = [_kinds(parameters) for parameters in self._parameters]  # torch casts the state so
 
     def _check_parts(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """A state that could not be joined belongs to the same leaves, and any other can be split."""
+        """Raise unless every saved state has the parts of its parameter here, or can be split into them."""
         counts = {id(weight.parameter): len(weight.leaves) for weight in self.fused}
         for options, other in zip(optimizer.param_groups, state["param_groups"], strict=True):
             for key, parameter, name in zip(
@@ -471,12 +469,12 @@ class StepHooks:
         """Give ``optimizer.state`` the form of a plain optimizer's, to save or to copy it."""
         for weight in self.fused:
             if any(leaf in optimizer.state for leaf in weight.leaves):
-                weight.split(optimizer.state)  # what someone else has written for the parameter
+                weight.split(optimizer.state)  # entries that others have written for the parameter
                 weight.join(optimizer.state)
 
 
 def _kinds(parameters: Sequence[nn.Parameter]) -> list[Any]:
-    """The dtype of each parameter, and the device of the first: a look at each would cost as much again."""
+    """The dtype of each parameter, and the device of the first; all devices would double the cost."""
     return [*map(attrgetter("dtype"), parameters), *map(attrgetter("device"), parameters[:1])]
 
 
@@ -494,10 +492,7 @@ def _forbid_copies(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """``hook`` as ``torch.compile(optimizer.step)`` runs it: as it is, around the compiled step.
-
-    Compiled, it would be taken apart: a leaf changes its memory in it, which a compiler does not expect.
-    """
+    """``hook``, which ``torch.compile(optimizer.step)`` leaves as it is: leaves change their memory in it."""
     disabled: Callable[..., Any] = torch.compiler.disable(hook)
     return disabled
 
@@ -527,7 +522,7 @@ def hooks_of(optimizer: torch.optim.Optimizer) -> StepHooks | None:
 
 
 def with_names(group: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
-    """A parameter group with the names of its parameters; strangers to the model are numbered."""
+    """A parameter group with the names of its parameters; those outside the model are numbered."""
     parameters = plain_parameters(group["params"])
     known = [names.get(id(parameter), f"added {number}") for number, parameter in enumerate(parameters)]
     return {"param_names": known, **group, "params": parameters}

@@ -117,7 +117,7 @@ class PartnerRatio:
     partners: tuple[Slice, ...]
 
     def now(self, step: int, start: float, norm: float) -> float:
-        """The ratio at ``step``; ``norm`` is that of the partners, ``start`` what it was at the beginning."""
+        """The ratio at ``step``; ``norm`` is that of the partners now, ``start`` at the beginning."""
         ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
         return ratio * start / norm
 
@@ -306,7 +306,7 @@ class Ratios:
         return self._known[layer, head]
 
     def _written(self, layer: int | None, head: int | None, part: Slice) -> Any:
-        """What the argument says of a layer and head: a number, or a function of the step."""
+        """The ratio as written for a layer and head: a number, or a function of the step."""
         ratio: Any = self.ratio
         if self._arguments is not None:
             chosen = {"layer": layer, "head": head}
@@ -448,27 +448,23 @@ def output_head(model: nn.Module) -> set[str]:
 
 
 def with_outer_roles(model: nn.Module, circuits: Circuits, wanted: Collection[str]) -> Circuits:
-    """``circuits`` with the roles of what is outside attention: tables, and what else is ``wanted``.
+    """``circuits`` with roles outside attention: tables, and the others that are ``wanted``.
 
     A tied output head is a table. ``mlp`` is everything else in a layer, routers included, unless it mixes
     positions without a softmax.
     """
     names = {"embedding": tables(model), "lm_head": output_head(model), "norm": norms(model)}
-    layers = [path.rpartition(".")[0] for path in circuits.blocks if path]
+    layers = tuple(path[: path.rfind(".") + 1] for path in circuits.blocks if path)
     outer = []
     for part in circuits:
         role = next((role for role, alike in names.items() if part.parameter in alike), "mlp")
-        inside = part.layer is not None or any(_is_in(part.parameter, layer) for layer in layers)
+        inside = part.layer is not None or part.parameter.startswith(layers)
         linear = part.decided_by == NO_SOFTMAX
         if role != "embedding" and (role not in wanted or (role == "mlp" and (linear or not inside))):
             role = "rest"
         free = part.role == "rest" and part.decided_by != "label"
         outer.append(replace(part, role=cast(Role, role)) if free else part)
     return replace(circuits, slices=tuple(outer))
-
-
-def _is_in(name: str, path: str) -> bool:
-    return not path or name.startswith(path + ".")
 
 
 def norms(model: nn.Module) -> set[str]:
@@ -484,9 +480,9 @@ def norms(model: nn.Module) -> set[str]:
 def depths_of(model: nn.Module, circuits: Circuits) -> dict[str, int]:
     """How many layers lie above each parameter, itself counted: 0 for the head, 1 for the last layer.
 
-    What is in no layer (tables, a patch embedding, its norm) lies below the layers that come after it in the
-    model, a table below all of them. Towers (an encoder and a decoder) are counted apart; a parameter belongs
-    to the one whose name has most in common with its own.
+    Parameters in no layer (tables, a patch embedding, its norm) lie below the layers that come after them in
+    the model, tables below all of them. Towers (an encoder and a decoder) are counted apart; a parameter
+    belongs to the one whose name has most in common with its own.
     """
     towers: dict[str, dict[int, int]] = {}  # the first slice of each layer
     tower_of = {part.parameter: stack_of(part.parameter).partition("*")[0] for part in circuits}
