@@ -25,6 +25,7 @@ from fasterqk.errors import InputError
 from fasterqk.labels import Circuits, find_circuits
 from fasterqk.optim import check_circuits, describe, make_optimizer, param_groups
 from fasterqk.optim.hooks import hooks_of
+from fasterqk.trace import capture
 from tools.survey.hand_written import CLASS_NAMES, MODULES, build, outcome
 
 WIDTH, HEADS = 16, 2
@@ -402,3 +403,15 @@ def test_a_dropped_model_leaves_no_block_behind():
     del model, optimizer
     gc.collect()
     assert [reference() for reference in kept] == [None] * 3
+
+
+def test_a_capture_of_some_rows_may_be_the_first_pass():
+    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 12, "n_positions": 8}
+    model = GPT2LMHeadModel(GPT2Config(**sizes))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=3)
+    with torch.enable_grad():
+        attention = capture(model, {"input_ids": IDS, "labels": IDS}, differentiable=True, rows=IDS[:, 0] * 0)
+    attention.outputs.loss.backward()
+    optimizer.step()
+    assert [layer.shape for layer in attention] == [(2, 2, 1, 6)] * 2
+    assert hooks_of(optimizer).first_pass.note() == ""

@@ -28,6 +28,7 @@ from fasterqk.trace.calls import (
     not_four_axes,
     probabilities_of,
     probe_running,
+    probing,
     scaled_dot_product_attention,
 )
 from fasterqk.trace.modules import (
@@ -69,7 +70,7 @@ def record(module: nn.Module, probabilities: Tensor, kind: Kind | None = "self")
     [[[[0.5, 0.5], [0.5, 0.5]]]]
     """
     recorder = getattr(module, ATTRIBUTE, None)
-    if recorder is not None:
+    if recorder is not None and not probing():  # a block that the probe runs again has other rows
         recorder.add(AttentionCall((), probabilities=probabilities, module=module, kind=kind))
 
 
