@@ -71,7 +71,7 @@ _EARLIER = {
     "not tested": "not run",
 }
 # Rows of a table beyond these are left to its file.
-_ROWS = 40
+_ROWS = 60
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

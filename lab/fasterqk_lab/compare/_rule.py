@@ -157,7 +157,7 @@ def compare(
     """The first of two ``arms`` minus the second, paired by seed.
 
     ``at`` is the deciding level, the lowest common loss (``loss``, or the one that is given), or another
-    moment. Only the first ``seeds`` decide; nulls and progress are over all of them.
+    moment. Only the first ``seeds`` decide.
     """
     planned = measured.first(seeds)
     at, loss, lowest = _place(planned, arms, score, at, loss)
@@ -169,9 +169,9 @@ def compare(
         effect,
         at=at,
         loss=loss,
-        null=measured.null(arms[1], score, at, loss),
-        permuted=measured.null(arms[0], score, at, loss, "permuted"),
-        progress=_progress(measured, arms, loss),
+        null=planned.null(arms[1], score, at, loss),
+        permuted=planned.null(arms[0], score, at, loss, "permuted"),
+        progress=_progress(planned, arms, loss),
         curve=_curve(planned, arms, score) if loss is not None else (),
         lowest=lowest,
         missing=_missing(planned, arms) if lowest else (),
@@ -230,7 +230,7 @@ def above(
     if first.keys().isdisjoint(second):
         raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
     effect = _paired(label or f"{arm} minus {other}", score, claimed, first, second)
-    null, missing = measured.null(arm, score, at, loss), _missing(planned, (arm,)) if lowest else ()
+    null, missing = planned.null(arm, score, at, loss), _missing(planned, (arm,)) if lowest else ()
     return replace(effect, at=at, loss=loss, null=null, lowest=lowest, missing=missing)
 
 

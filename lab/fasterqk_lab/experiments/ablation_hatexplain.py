@@ -87,7 +87,7 @@ def save_changes(outcome: Outcome, out: Path) -> dict[str, str]:
 
 # --- One change per arm ---
 
-RATIOS = (3, 10, 30, 100)
+RATIOS = (3, 5, 10, 20, 30, 100)
 # Arms are compared at equal loss, so the rate can be constant: eight epochs then fit the training data as
 # well as fourteen epochs with a cosine.
 EPOCHS = 8
@@ -111,7 +111,7 @@ def ablation_hatexplain(seeds: int = 3, epochs: int | None = None) -> Comparison
     """Every arm beside equal rates.
 
     >>> list(ablation_hatexplain().arms)[:3]
-    ['equal rates', 'QK ×3', 'QK ×10']
+    ['equal rates', 'QK ×3', 'QK ×5']
     """
     epochs = epochs or EPOCHS
     base = constant_rate(epochs)
