@@ -45,7 +45,7 @@ def test_every_arm_changes_speeds_and_nothing_else():
 
 def test_the_kind_of_an_arm_is_what_it_changes():
     kinds = {arm: kind_of(config, ARMS[EQUAL]) for arm, config in ARMS.items()}
-    alone = [EQUAL, "QK ×3", "QK ×10", "QK ×30", "QK ×100"]
+    alone = [EQUAL, *(f"QK ×{ratio}" for ratio in (3, 5, 10, 20, 30, 100))]
     assert [arm for arm, kind in kinds.items() if kind == QK_ALONE] == alone
     with_more = [arm for arm in ARMS if arm.startswith("QK ") and arm not in alone]
     assert [arm for arm, kind in kinds.items() if kind == QK_AND_MORE] == with_more
@@ -69,7 +69,7 @@ def test_arms_are_compared_at_equal_loss_drawn_and_listed_if_they_diverged(rebui
         ]
 
     summary = rebuilt("ablation-hatexplain", [comparison], history, seeds=2)
-    effect = next(effect for effect in summary["effects"] if effect["arm"] == "QK ×10")
+    effect = next(effect for effect in summary["effects"] if effect["arm"] == "QK ×5")
     assert effect["loss"] == pytest.approx(math.exp(-3), rel=1e-5)
     assert effect["after"]["mean"] == pytest.approx(0.04 + 0.005)
     assert effect["difference"]["mean"] == pytest.approx(0.04)
